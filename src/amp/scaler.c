@@ -1,7 +1,7 @@
-/* The loss scaler: three numbers on the device, and on the host only what an iteration has called so far. Nothing is
- * read back but by tch_scaler_get_state, so an iteration can be captured in a graph.
+/* The loss scaler: three numbers in device memory, and on the host only which calls an iteration has made. Only
+ * tch_scaler_get_state reads back, so an iteration can be captured in a graph.
  *
- * An infinity anywhere in an iteration skips every step that comes after it in that iteration. */
+ * An infinity skips all later steps of the iteration. */
 #include <torchium/amp.h>
 
 #include <math.h>
@@ -11,10 +11,11 @@
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/list.h"
 #include "core/status.h"
 #include "core/tensor.h"
 
-/* On the device. `decided` is what decide_skip counts in; the second number is 1 where an infinity was found. */
+/* In device memory. decide_skip accumulates in `decided`; its second number is 1 if an infinity was found. */
 typedef struct scaler_numbers {
     float scale;
     int32_t tracker;
@@ -33,8 +34,7 @@ struct tch_scaler {
     tch_tensor scale, found_inf;
     int32_t checked;  /* gradients were looked at in this iteration */
     int32_t unscaled; /* tch_scaler_unscale was called in this iteration */
-    tch_rect *rects;
-    int64_t room;
+    tchi_list rects;  /* tch_rect */
 };
 
 /* --- configuration ---------------------------------------------------------------------------------------------- */
@@ -80,11 +80,6 @@ static tch_status check_config(const tch_scaler_config *c)
     return check_numbers(function, "init_scale", &state);
 }
 
-static tch_status check_scaler(const char *function, const tch_scaler *scaler)
-{
-    return scaler != NULL ? TCH_OK : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: scaler is NULL", function);
-}
-
 /* --- making one ------------------------------------------------------------------------------------------------- */
 
 static tch_tensor number_at(const tch_scaler *scaler, float *number)
@@ -105,16 +100,8 @@ static tch_status store_numbers_of(tch_scaler *scaler, double scale, int32_t tra
 static void release_scaler(tch_scaler *scaler)
 {
     tchi_pool_free(scaler->context->pool, scaler->numbers);
-    tchi_host_release(scaler->rects, (size_t)scaler->room * sizeof *scaler->rects);
+    tchi_list_release(&scaler->rects);
     tchi_host_release(scaler, sizeof *scaler);
-}
-
-static tch_status open_scaler(tch_scaler *scaler)
-{
-    TCHI_TRY(tchi_pool_allocate(scaler->context->pool, sizeof *scaler->numbers, (void **)&scaler->numbers));
-    scaler->scale = number_at(scaler, &scaler->numbers->scale);
-    scaler->found_inf = number_at(scaler, &scaler->numbers->flags.found_inf);
-    return store_numbers_of(scaler, scaler->config.enabled ? scaler->config.init_scale : 1.0, 0);
 }
 
 tch_status tch_scaler_create(tch_context *context, const tch_scaler_config *config, tch_scaler **scaler)
@@ -127,12 +114,15 @@ tch_status tch_scaler_create(tch_context *context, const tch_scaler_config *conf
     TCHI_ENTER_FOR(context, "tch_scaler_create", update);
     config = config == NULL ? &defaults : config;
     TCHI_TRY(check_config(config));
-    tch_scaler *s = tchi_host_allocate(sizeof *s, _Alignof(tch_scaler));
-    if (s == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a scaler", sizeof *s);
+    tch_scaler *s;
+    TCHI_TRY(tchi_host_take(sizeof *s, "a scaler", &s));
+    *s = (tch_scaler){.context = context, .config = *config, .rects = {.item_size = sizeof(tch_rect)}};
+    tch_status status = tchi_pool_allocate(context->pool, sizeof *s->numbers, (void **)&s->numbers);
+    if (status == TCH_OK) {
+        s->scale = number_at(s, &s->numbers->scale);
+        s->found_inf = number_at(s, &s->numbers->flags.found_inf);
+        status = store_numbers_of(s, config->enabled ? config->init_scale : 1.0, 0);
     }
-    *s = (tch_scaler){.context = context, .config = *config};
-    tch_status status = open_scaler(s);
     if (status != TCH_OK) {
         release_scaler(s);
         return status;
@@ -160,11 +150,11 @@ const tch_tensor *tch_scaler_found_inf(const tch_scaler *scaler)
 
 /* --- rectangles -------------------------------------------------------------------------------------------------- */
 
-/* Every element of a gradient is treated alike, in any order: its memory is looked at as rectangles, where signs and
- * the order of strides do not count. */
+/* All elements of a gradient are treated the same, in any order, so its memory is viewed as rectangles that ignore
+ * signs and the order of strides. */
 
-/* Sizes with rising positive strides from its lowest address, neighbors merged where one
- * continues the other, each element once. */
+/* Sizes with ascending positive strides from the lowest address. Adjacent dimensions are merged; each element occurs
+ * once. */
 typedef struct footprint {
     char *low;
     int32_t order;
@@ -213,8 +203,8 @@ static footprint footprint_of(const tch_tensor *tensor)
     return f;
 }
 
-/* The first two dimensions are one rectangle, or, where elements do not follow each other, the first alone is a column;
- * `used` is how many went into it. */
+/* The first two dimensions form a rectangle; without unit stride the first dimension alone forms a column. `used` is
+ * the number of dimensions consumed. */
 static tch_rect rectangle_of(const footprint *f, int32_t *used)
 {
     tch_rect rect = {.rows = 1, .cols = 1, .factor = 1.0};
@@ -231,7 +221,7 @@ static tch_rect rectangle_of(const footprint *f, int32_t *used)
     return rect;
 }
 
-/* How many rectangles the tensor takes: 1 for a dense one, 0 for NULL and for one without elements. */
+/* Number of rectangles: 1 for a dense tensor, 0 for NULL or an empty one. */
 static int64_t count_rectangles(const tch_tensor *tensor)
 {
     if (tensor == NULL || tch_tensor_numel(tensor) == 0) {
@@ -283,34 +273,20 @@ static int64_t list_rectangles(const tch_tensor *tensor, tch_rect *rects)
 
 /* --- looking at gradients --------------------------------------------------------------------------------------- */
 
-static tch_status reserve_rects(tch_scaler *scaler, int64_t count)
-{
-    if (count <= scaler->room) {
-        return TCH_OK;
-    }
-    tch_rect *rects = tchi_host_allocate((size_t)count * sizeof *rects, _Alignof(tch_rect));
-    if (rects == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %lld rectangles of gradients", (long long)count);
-    }
-    tchi_host_release(scaler->rects, (size_t)scaler->room * sizeof *rects);
-    scaler->rects = rects;
-    scaler->room = count;
-    return TCH_OK;
-}
-
 /* All gradients of one dtype in one call: they are divided by the scale, or only searched for infinities. */
 static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, tch_scalar type,
                              bool divide)
 {
-    tch_update update = {.rects = scaler->rects,
+    tch_rect *rects = scaler->rects.items;
+    tch_update update = {.rects = rects,
                          .real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32,
                          .grad_type = type,
                          .grad_scale = &scaler->numbers->scale};
     update.param_type = update.block_type = update.real;
-    /* There is no list where every gradient is empty. */
-    for (int32_t i = 0; i < count && scaler->rects != NULL; i++) {
+    /* rects is NULL if all gradients are empty. */
+    for (int32_t i = 0; i < count && rects != NULL; i++) {
         if (gradients[i] != NULL && tchi_scalar_of(gradients[i]->dtype) == type) {
-            update.count += list_rectangles(gradients[i], scaler->rects + update.count);
+            update.count += list_rectangles(gradients[i], rects + update.count);
         }
     }
     if (update.count == 0) {
@@ -328,7 +304,7 @@ static tch_status visit_all(tch_scaler *scaler, int32_t count, const tch_tensor 
     for (int32_t i = 0; i < count; i++) {
         rects += count_rectangles(gradients[i]);
     }
-    TCHI_TRY(reserve_rects(scaler, rects));
+    TCHI_TRY(tchi_list_reserve(&scaler->rects, rects));
     for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
         TCHI_TRY(visit_type(scaler, count, gradients, types[k], divide));
     }
@@ -361,7 +337,7 @@ tch_status tch_scaler_unscale(tch_scaler *scaler, int32_t count, tch_tensor *con
 {
     static const char function[] = "tch_scaler_unscale";
     const tch_tensor *const *list = (const tch_tensor *const *)gradients;
-    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_TRY(tchi_check_not_null(function, "scaler", scaler));
     TCHI_ENTER(scaler->context, function);
     TCHI_TRY(check_gradients(scaler, function, count, list, true));
     if (!scaler->config.enabled) {
@@ -372,7 +348,7 @@ tch_status tch_scaler_unscale(tch_scaler *scaler, int32_t count, tch_tensor *con
     return TCH_OK;
 }
 
-/* found_inf = found or found_inf. The table has one decision that takes both, and counts it as a number. */
+/* found_inf = found or found_inf. decide_skip combines the two and counts the result as a number. */
 static tch_status gather_found(tch_scaler *scaler)
 {
     const tch_backend *t = scaler->context->backend;
@@ -394,7 +370,7 @@ static tch_status look_at_all(tch_scaler *scaler, int32_t count, const tch_tenso
 tch_status tch_scaler_check(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients)
 {
     static const char function[] = "tch_scaler_check";
-    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_TRY(tchi_check_not_null(function, "scaler", scaler));
     TCHI_ENTER(scaler->context, function);
     TCHI_TRY(check_gradients(scaler, function, count, gradients, false));
     return scaler->config.enabled ? look_at_all(scaler, count, gradients) : TCH_OK;
@@ -404,7 +380,7 @@ tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t
                            const tch_tensor *const *gradients)
 {
     static const char function[] = "tch_scaler_step";
-    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_TRY(tchi_check_not_null(function, "scaler", scaler));
     TCHI_ENTER(scaler->context, function);
     if (optimizer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: optimizer is NULL", function);
@@ -423,7 +399,7 @@ tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t
 tch_status tch_scaler_update(tch_scaler *scaler)
 {
     static const char function[] = "tch_scaler_update";
-    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_TRY(tchi_check_not_null(function, "scaler", scaler));
     TCHI_ENTER(scaler->context, function);
     if (!scaler->config.enabled) {
         return TCH_OK;
@@ -460,7 +436,7 @@ tch_status tch_scaler_get_state(tch_scaler *scaler, tch_scaler_state *state)
 {
     static const char function[] = "tch_scaler_get_state";
     scaler_numbers numbers;
-    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_TRY(tchi_check_not_null(function, "scaler", scaler));
     TCHI_TRY(check_state(function, state));
     TCHI_ENTER(scaler->context, function);
     const tch_context *context = scaler->context;
@@ -475,7 +451,7 @@ tch_status tch_scaler_get_state(tch_scaler *scaler, tch_scaler_state *state)
 tch_status tch_scaler_set_state(tch_scaler *scaler, const tch_scaler_state *state)
 {
     static const char function[] = "tch_scaler_set_state";
-    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_TRY(tchi_check_not_null(function, "scaler", scaler));
     TCHI_TRY(check_state(function, state));
     TCHI_TRY(check_numbers(function, "scale", state));
     TCHI_ENTER(scaler->context, function);

@@ -1,5 +1,5 @@
-/* The derivative of a power that `divided_differences` computes over a damped spectrum, once for every device. C and
- * CUDA C both read this file; a function here may use nothing but <math.h>. */
+/* The derivative of a matrix power over a damped spectrum, used by `divided_differences` of every device. C and CUDA C
+ * include this file; functions here use only <math.h>. */
 #ifndef TCHI_LOEWNER_H
 #define TCHI_LOEWNER_H
 
@@ -16,14 +16,13 @@
 /* Eigenvalues this close to the largest, relative to it, are equal to it: float64's rounding with room to spare. */
 #define TCHI_LOEWNER_EQUAL 1e-12
 
-/* What a whole spectrum says. */
 typedef struct tchi_spectrum {
     double largest; /* or 0, where that is negative */
     double added;   /* the damping */
     int relative;   /* the damping follows the largest eigenvalue */
 } tchi_spectrum;
 
-/* A damped eigenvalue, and the place where the function is taken: the two differ where the function is flat. */
+/* A damped eigenvalue, and the point where the function is evaluated: they differ where the function is flat. */
 typedef struct tchi_damped {
     double base, place;
 } tchi_damped;
@@ -37,8 +36,8 @@ TCHI_LOEWNER tchi_spectrum tchi_spectrum_of(const tch_spectrum_map *map, double 
     return s;
 }
 
-/* What is negative by no more than rounding is zero: a matrix of low rank has such eigenvalues on either side of it,
- * and its gradient would be made of their signs. */
+/* Negative within rounding counts as zero: a low-rank matrix has such eigenvalues of either sign, and its gradient
+ * would consist of their signs. */
 TCHI_LOEWNER tchi_damped tchi_damp(const tch_spectrum_map *map, const tchi_spectrum *s, double w)
 {
     tchi_damped d;
@@ -50,9 +49,8 @@ TCHI_LOEWNER tchi_damped tchi_damp(const tch_spectrum_map *map, const tchi_spect
     return d;
 }
 
-/* (x^power - y^power) / (x - y), or the derivative where x = y, for x, y >= 0. It is measured from the place where the
- * power is larger, as x^power - y^power = y^power (exp(power log(x/y)) - 1), which loses nothing however close they
- * are. */
+/* (x^power - y^power) / (x - y), or the derivative at x = y, for x, y >= 0. Expanded from the larger power, x^power -
+ * y^power = y^power (exp(power log(x/y)) - 1), without cancellation. */
 TCHI_LOEWNER double tchi_power_slope(double power, double x, double y)
 {
     if (power == 0.0) {

@@ -1,10 +1,10 @@
-/* Symmetric matrices that a table's operations take as they are kept: whole, or packed where their `ld` is 0. */
+/* Symmetric matrices as stored in optimizer state: in full, or packed if their `ld` is 0. */
 #ifndef TCHI_BACKENDS_PACKED_SIDES_H
 #define TCHI_BACKENDS_PACKED_SIDES_H
 
 #include <torchium/backend.h>
 
-/* Where a kept matrix is once it is whole: where it lies, or in *room, which then ends behind it. */
+/* The unpacked form of a stored matrix: itself, or in *room, which is advanced. */
 static inline tch_matrices tchi_packed_place(const tch_matrices *kept, tch_scalar real, char **room)
 {
     tch_matrices whole = *kept;
@@ -18,7 +18,7 @@ static inline tch_matrices tchi_packed_place(const tch_matrices *kept, tch_scala
     return whole;
 }
 
-/* Brings a packed one there, or keeps what was made of it. */
+/* Unpacks or packs; nothing for a full matrix. */
 static inline tch_status tchi_packed_move(void *state, tch_pack_op *pack, const tch_matrices *kept,
                                           const tch_matrices *whole, int32_t unpack)
 {

@@ -1,6 +1,5 @@
-/* Decisions that every backend takes alike, on a few numbers each: once for all devices. C and CUDA C both read this
- * file; a function here may use nothing but <math.h>. What each decides is documented at the operation of the same name
- * in torchium/backend/, the verdict on a root at `root_residual`. */
+/* Scalar decisions shared by all backends. C and CUDA C include this file; functions here use only <math.h>. Each is
+ * documented at the operation of the same name in torchium/backend/, the verdict on a root at `root_residual`. */
 #ifndef TCHI_RULES_H
 #define TCHI_RULES_H
 
@@ -32,7 +31,6 @@ TCHI_RULE int32_t tchi_rule_root_flag(const tch_root_norms *norms, int64_t b, do
     return norms->max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
 }
 
-/* Of matrix b, whose place in the three outputs is given. */
 TCHI_RULE void tchi_rule_root_setup(const tch_root_norms *norms, int64_t b, double eps, double relative_eps,
                                     double margin, double symmetry, double *damping, double *bound, int32_t *flag)
 {
@@ -79,8 +77,8 @@ TCHI_RULE void tchi_rule_set_weights(tch_clock *clock, double gradient, double f
 {
     clock->factor[0] = gradient;
     clock->factor[1] = factor;
-    clock->narrow[0] = (float)gradient;
-    clock->narrow[1] = (float)factor;
+    clock->factor_f32[0] = (float)gradient;
+    clock->factor_f32[1] = (float)factor;
 }
 
 TCHI_RULE void tchi_rule_advance(tch_clock *clock, const tch_hyper *h, int32_t skipped, int32_t correct,
@@ -104,7 +102,7 @@ TCHI_RULE void tchi_rule_advance(tch_clock *clock, const tch_hyper *h, int32_t s
     }
 }
 
-/* What a row with this sum of squares adds to the squared norm once it is divided by sqrt(v) + eps. */
+/* A row's share of the squared norm once it is divided by sqrt(v) + eps. */
 TCHI_RULE double tchi_rule_row_share(double sum, double v, double eps)
 {
     double divisor = sqrt(v) + eps;
@@ -116,12 +114,12 @@ TCHI_RULE void tchi_rule_update_scale(float *scale, int32_t *tracker, const floa
                                       double backoff, int32_t interval)
 {
     int bad = *found_inf != 0.0f;
-    int due = !bad && *tracker + 1 == interval;
+    int grow = !bad && *tracker + 1 == interval;
     float next = (float)((double)*scale * (bad ? backoff : growth));
-    if (bad || (due && isfinite(next))) {
+    if (bad || (grow && isfinite(next))) {
         *scale = next;
     }
-    *tracker = bad || due ? 0 : *tracker + 1;
+    *tracker = bad || grow ? 0 : *tracker + 1;
 }
 
 /* --- per-sample gradients and curvature -------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
-/* The host allocator and its replacement by the caller. The count of live blocks is what makes replacing it safe:
- * memory is never returned to an allocator it did not come from. */
+/* The host allocator and its replacement by the caller. The count of live blocks ensures that memory never returns to
+ * an allocator it did not come from. */
 #include "allocator.h"
 
 #include <stdatomic.h>
@@ -12,8 +12,8 @@
 
 #include "status.h"
 
-/* A system that overcommits hands out more memory than there is and kills the program that uses it, and ours is all
- * used: what the machine cannot hold is refused here. Small requests are not worth the system call. */
+/* With overcommit the system grants more memory than exists and kills the program that uses it; all of ours is used, so
+ * requests beyond the machine's memory are refused here. Small requests skip the system call. */
 static bool fits_machine(size_t bytes)
 {
     const size_t small = (size_t)1 << 30;
@@ -26,7 +26,6 @@ static bool fits_machine(size_t bytes)
 
 static void *allocate_aligned(void *user, size_t bytes, size_t alignment)
 {
-    (void)user;
     if (!fits_machine(bytes)) {
         return NULL;
     }
@@ -37,8 +36,6 @@ static void *allocate_aligned(void *user, size_t bytes, size_t alignment)
 
 static void release_aligned(void *user, void *pointer, size_t bytes)
 {
-    (void)user;
-    (void)bytes;
     free(pointer);
 }
 

@@ -108,7 +108,7 @@ void tchi_range_close(tch_context **context)
     tchi_range_pop(*context);
 }
 
-/* The distance in bytes between the furthest elements fits in 63 bits. Only for sound shapes with elements. */
+/* Whether the byte distance between the extreme elements fits in 63 bits. Requires a valid, nonempty shape. */
 static int reach_fits(const tch_tensor *tensor, int64_t element)
 {
     int64_t reach = element;
@@ -193,7 +193,7 @@ static int by_stride(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Elements are distinct when, from the smallest stride up, each stride passes everything the smaller ones reach. */
+/* Elements are distinct if, in ascending order, each stride exceeds the reach of the smaller ones. */
 tch_status tchi_check_writable(const tch_tensor *tensor, const char *name)
 {
     step steps[TCH_MAX_RANK];

@@ -1,5 +1,5 @@
-/* Validation of arguments. Every public function calls these before its first write; each names the argument in its
- * message, with shape, type and device, and says what was expected. */
+/* Argument validation, called by every public function before its first write. Messages name the argument, its shape,
+ * type and device, and what was expected. */
 #ifndef TCHI_CHECK_H
 #define TCHI_CHECK_H
 
@@ -15,13 +15,13 @@ const char *tchi_describe_shape(const tch_tensor *tensor, char *text, size_t siz
 /* "float32 [3, 4] on cpu:0" */
 const char *tchi_describe(const tch_tensor *tensor, char *text, size_t size);
 
-/* The first line of every public call on a context: it exists, its backend is ready, and a profiler sees a range of the
- * function's name until the call returns, whichever way it does. */
+/* The first line of every public call on a context: checks it, makes its backend current, and opens a profiler range
+ * until the call returns. */
 #define TCHI_ENTER(context, function)                                                                                  \
     __attribute__((cleanup(tchi_leave))) tch_context *tchi_entered_ = NULL;                                            \
     TCHI_TRY(tchi_enter((context), (function), &tchi_entered_))
 tch_status tchi_enter(tch_context *context, const char *function, tch_context **entered);
-/* The same for a call that needs a chapter of the operations table which a backend may lack. */
+/* The same for a call that needs an optional chapter of the operations table. */
 #define TCHI_ENTER_FOR(context, function, chapter)                                                                     \
     TCHI_ENTER(context, function);                                                                                     \
     TCHI_TRY(tchi_check_chapter((context), (function), (context)->backend->chapter, #chapter))
@@ -33,7 +33,7 @@ void tchi_leave(tch_context **entered);
 void tchi_range_push(tch_context *context, const char *name);
 void tchi_range_pop(tch_context *context);
 
-/* The same until the end of the enclosing block, whichever way it is left. */
+/* The same until the end of the enclosing block. */
 #define TCHI_RANGE(context, name)                                                                                      \
     __attribute__((cleanup(tchi_range_close), unused)) tch_context *tchi_range_ = tchi_range_open((context), (name))
 tch_context *tchi_range_open(tch_context *context, const char *name);
@@ -46,7 +46,7 @@ tch_status tchi_check_device(const tch_context *context, const tch_tensor *tenso
 
 /* A sound description on the context's device. */
 tch_status tchi_check_input(const tch_context *context, const tch_tensor *tensor, const char *name);
-/* The same, and no element stored twice. */
+/* The same, and no two elements alias. */
 tch_status tchi_check_output(const tch_context *context, const tch_tensor *tensor, const char *name);
 tch_status tchi_check_writable(const tch_tensor *tensor, const char *name);
 
@@ -62,9 +62,9 @@ tch_status tchi_check_matrix(const tch_tensor *tensor, const char *name);
 tch_status tchi_check_square(const tch_tensor *tensor, const char *name);
 /* `out` has exactly this shape. */
 tch_status tchi_check_shape(const tch_tensor *out, const char *name, int32_t ndim, const int64_t *shape);
-/* NULL, or a setup whose struct sizes and allocator are sound. */
+/* NULL, or a setup with valid struct sizes and allocator. */
 tch_status tchi_check_setup(const char *function, const tch_optim_setup *setup);
-/* No byte of `out` belongs to `in`. Either may be NULL: an argument the caller left out. */
+/* `out` and `in` do not overlap. Either may be NULL: an omitted argument. */
 tch_status tchi_check_disjoint(const tch_tensor *out, const char *out_name, const tch_tensor *in, const char *in_name);
 
 /* The same for all outputs of a call against its inputs and each other. */

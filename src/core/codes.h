@@ -40,14 +40,14 @@
 #define TCHI_CODE_LEAST 0x80u     /* the least bfloat16 that is normal: what every floor is at least */
 #define TCHI_CODE_OCTAVE 0x80     /* a factor of two, among a bfloat16's bits */
 
-/* What floors of first moments follow from. */
+/* The optimizer, which determines the floors of first moments. */
 typedef enum tchi_code_use {
     TCHI_CODE_ADAMW, /* the range of the second moments */
     TCHI_CODE_LION,  /* the moments and their changes */
     TCHI_CODE_SGD    /* top alone */
 } tchi_code_use;
 
-/* A block's scale, taken apart. */
+/* A decoded block scale. */
 typedef struct tchi_code_range {
     uint32_t floor, top; /* bits of the least number and of the largest, for first moments of both plus floor */
     uint32_t step;       /* of bits, from one code to the next; for second moments its exponent */
@@ -87,8 +87,8 @@ TCHI_CODE_FN uint32_t tchi_code_scale(uint32_t largest, int32_t floor, int32_t o
     return (uint32_t)top << 16 | (uint32_t)tchi_code_between(floor, least, top + above);
 }
 
-/* What a block's scale follows from, in bits: the largest magnitude, the least, and the least maximum of elements 2 i
- * and 2 i + 1 and 16 times their changes. The last two are less 1, so that 0 counts as more than everything. */
+/* Statistics that determine a block's scale, as bits: the largest magnitude, the least, and the least maximum of
+ * elements 2 i and 2 i + 1 and 16 times their changes. The last two are less 1, so that 0 compares largest. */
 typedef struct tchi_code_extent {
     uint32_t largest, least, pairs;
 } tchi_code_extent;
@@ -98,7 +98,7 @@ typedef struct tchi_code_extent {
         0u, 0xFFFFFFFFu, 0xFFFFFFFFu                                                                                   \
     }
 
-/* Two elements and what each was before, which only Lion's scale follows from. */
+/* Two elements and their previous values, which only Lion's scale uses. */
 TCHI_CODE_FN tchi_code_extent tchi_code_extend(tchi_code_extent e, const float now[2], const float was[2])
 {
     uint32_t a = tchi_code_magnitude(now[0]);
@@ -120,7 +120,7 @@ TCHI_CODE_FN uint32_t tchi_code_scale_squares(tchi_code_extent e)
     return tchi_code_scale(e.largest, (int32_t)(e.least >> 16), 48, -1);
 }
 
-/* `squares` is the scale of the second moments, which only AdamW has. */
+/* `squares` is the scale of AdamW's second moments. */
 TCHI_CODE_FN uint32_t tchi_code_scale_signed(tchi_code_use use, tchi_code_extent e, uint32_t squares)
 {
     int32_t top = (int32_t)((e.largest + 0xFFFFu) >> 16);
@@ -131,8 +131,8 @@ TCHI_CODE_FN uint32_t tchi_code_scale_signed(tchi_code_use use, tchi_code_extent
     return tchi_code_scale(e.largest, floor, 24, TCHI_CODE_OCTAVE);
 }
 
-/* top and floor are different bfloat16, so that their distance is exact in float32. A scale of 0, as state begins, has
- * no step, and any will do. */
+/* top and floor are different bfloat16, so that their distance is exact in float32. A scale of 0, the initial state,
+ * has no step; any will do. */
 TCHI_CODE_FN tchi_code_range tchi_code_range_squares(uint32_t scale)
 {
     tchi_code_range range = {scale << 16, scale & 0xFFFF0000u, 0};
@@ -238,7 +238,7 @@ TCHI_CODE_FN float tchi_decode_signed(uint32_t code, tchi_code_range range)
 
 /* --- bfloat16 ---------------------------------------------------------------------------------------------------- */
 
-/* The upper half after 16 random bits were added to the lower; what is not finite is rounded to nearest. */
+/* Adds 16 random bits to the lower half and truncates; non-finite values round to nearest. */
 TCHI_CODE_FN uint16_t tchi_code_bfloat(float value, uint32_t random)
 {
     uint32_t bits = tchi_code_bits(value);

@@ -100,7 +100,7 @@ int64_t tch_context_get_workspace_limit(const tch_context *context)
     return context == NULL ? 0 : context->workspace_limit;
 }
 
-/* No range of its own: it would be opened with one hook and closed with another. */
+/* Without a range: it would be opened with one hook and closed with another. */
 tch_status tch_context_set_range_hook(tch_context *context, void (*push)(void *user, const char *name),
                                       void (*pop)(void *user), void *user)
 {

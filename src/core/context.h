@@ -1,4 +1,4 @@
-/* The inside of a context, and the workspace that algorithms take their scratch from. */
+/* Internals of a context, and the workspace for scratch. */
 #ifndef TCHI_CONTEXT_H
 #define TCHI_CONTEXT_H
 
@@ -19,14 +19,14 @@ struct tch_context {
     void *range_user;
 };
 
-/* Scratch laid out by the same code twice: first with no memory, to learn the size, then for real.
+/* Scratch is laid out by the same code twice: first without memory, to measure it, then for real.
  *
  *     tchi_arena arena = {0};
  *     layout(&buffers, &arena);                         // every pointer NULL, arena.used is the size
  *     TCHI_TRY(tchi_arena_reserve(context, &arena));
  *     layout(&buffers, &arena);                         // the same again, now with addresses
  *
- * The workspace belongs to one public call at a time; functions below it get their chunks from its arena. */
+ * The workspace belongs to one public call at a time; its functions allocate from its arena. */
 typedef struct tchi_arena {
     char *base;
     int64_t used;
@@ -35,12 +35,12 @@ typedef struct tchi_arena {
 /* `bytes` of scratch, aligned to 256; NULL while measuring. */
 void *tchi_arena_take(tchi_arena *arena, int64_t bytes);
 
-/* Makes the workspace at least as large as what was measured and points the arena at its start. Fails, before anything
- * was written, when the context's limit or the device's memory is too small. */
+/* Grows the workspace to the measured size and points the arena at its start. Fails, before any write, if the context's
+ * limit or device memory is too small. */
 tch_status tchi_arena_reserve(tch_context *context, tchi_arena *arena);
 
-/* How many of `batch` matrices fit at once when each takes `bytes_each` on top of `bytes_fixed`: all, unless the limit
- * says less, and at least one. */
+/* The number of matrices of a batch that fit in the workspace at once, `bytes_each` on top of `bytes_fixed`: at least
+ * one, all if there is no limit. */
 int64_t tchi_arena_fit(const tch_context *context, int64_t batch, int64_t bytes_each, int64_t bytes_fixed);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the processor this process runs on can do, asked of the processor and of the operating system's support. */
+/* Features of the processor, if the operating system supports them. */
 #ifndef TCHI_CPU_FEATURES_H
 #define TCHI_CPU_FEATURES_H
 

@@ -1,4 +1,4 @@
-/* An array that grows, in host memory. Items move when it does, so others keep their numbers. */
+/* A growing array in host memory. Items move when it grows, so refer to them by index. */
 #ifndef TCHI_LIST_H
 #define TCHI_LIST_H
 
@@ -17,19 +17,19 @@ typedef struct tchi_list {
 /* Adds a copy of `item` at the end. */
 tch_status tchi_list_add(tchi_list *list, const void *item);
 
-/* Room for `count` items in all; what is there stays. */
+/* Reserves room for `count` items in total. */
 tch_status tchi_list_reserve(tchi_list *list, int64_t count);
 
-/* Adds a zeroed item at the end, for which there is room, and returns it. */
+/* Appends a zeroed item, for which there must be room, and returns it. */
 void *tchi_list_extend(tchi_list *list);
 
 /* Frees the array; the list is then empty. */
 void tchi_list_release(tchi_list *list);
 
-/* Zeroed memory of the host in *(void **)pointer; `what` it is for goes into the message. 0 bytes give NULL. */
+/* Zeroed host memory in *(void **)pointer; `what` goes into the message. 0 bytes give NULL. */
 tch_status tchi_host_take(size_t bytes, const char *what, void *pointer);
 
-/* base + bytes, for offsets into what may be empty: C does not define NULL + 0. */
+/* base + bytes for a base that may be NULL: C does not define NULL + 0. */
 static inline char *tchi_offset(void *base, int64_t bytes)
 {
     return base == NULL ? NULL : (char *)base + bytes;

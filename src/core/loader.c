@@ -1,6 +1,6 @@
 /* Finds, opens and checks backend modules. A module is a file libtorchium_NAME.so in a folder of TORCHIUM_BACKEND_PATH
- * (absolute folders, separated by colons) or in the folder the library itself lies in; never in the current folder,
- * where anybody may have put a file. Each way of failing has its own message, kept in the registry. */
+ * (absolute folders, separated by colons) or in the library's own folder; never in the current folder, which others may
+ * be able to write to. Each failure has its own message, kept in the registry. */
 #define _GNU_SOURCE
 #include "registry.h"
 
@@ -31,7 +31,7 @@ static int module_name(const char *file, char *name, size_t size)
     return written > 0 && (size_t)written < size;
 }
 
-/* The slots marked REQUIRED: what they are called, and where in their chapter they are. */
+/* The slots marked REQUIRED, with their names and offsets. */
 #define SLOT(chapter, field)                                                                                           \
     {                                                                                                                  \
 #field, offsetof(tch_##chapter##_ops, field)                                                                   \
@@ -109,7 +109,7 @@ static int is_empty(const void *chapter, const slot *s)
     return entry == NULL;
 }
 
-/* Writes what the table lacks to `text`, as "chapter" or "chapter->operation"; returns whether it lacks anything. */
+/* Writes the first missing "chapter" or "chapter->operation" to `text`; returns whether there is one. */
 static int find_missing(const tch_backend *t, char *text, size_t size)
 {
     for (size_t i = 0; i < sizeof chapters / sizeof chapters[0]; i++) {
@@ -130,7 +130,7 @@ static int find_missing(const tch_backend *t, char *text, size_t size)
     return 0;
 }
 
-/* Where the last segment of an ELF file ends; 0 for what is no ELF file of this machine's kind. */
+/* End of the last segment of an ELF file; 0 if it is not an ELF file for this machine. */
 static uint64_t last_segment_end(FILE *file)
 {
     ElfW(Ehdr) header;
@@ -151,8 +151,8 @@ static uint64_t last_segment_end(FILE *file)
     return end;
 }
 
-/* A copy that was interrupted leaves a file that dlopen would map, and the process would die at the first page that is
- * not there. Every other kind of wrong file is left to dlopen to describe. */
+/* An interrupted copy leaves a file that dlopen would map, and the process would crash at the first missing page.
+ * dlopen reports every other defect. */
 static int is_cut_short(const char *path)
 {
     struct stat facts;
@@ -166,8 +166,8 @@ static int is_cut_short(const char *path)
     return known && (uint64_t)facts.st_size < end;
 }
 
-/* Opens one module; NULL with a sentence in `reason` when it cannot be used. A module stays open until the process
- * ends: tables and their functions are used from anywhere. */
+/* Opens a module; NULL with a reason if it cannot be used. A module stays open until the process ends: its functions
+ * are used from anywhere. */
 static const tch_backend *open_module(const char *path, char *reason, size_t size)
 {
     if (is_cut_short(path)) {
@@ -225,7 +225,7 @@ static void load_folder(const char *folder)
     closedir(listing);
 }
 
-/* Folders that are not absolute are passed over: they would mean the current folder. */
+/* Relative folders are ignored: they depend on the current folder. */
 static void load_search_path(const char *search_path)
 {
     while (search_path != NULL && *search_path != '\0') {
@@ -239,8 +239,8 @@ static void load_search_path(const char *search_path)
     }
 }
 
-/* The file that `address` was loaded from, of a line "from-to rights offset device number   /the/file" of the list of a
- * process's memory; 0 for the other lines. */
+/* Parses a line "from-to rights offset device number   /the/file" of /proc/self/maps; 1 if it contains `address`, with
+ * the file. */
 static int mapped_file(const char *line, uintptr_t address, char *file)
 {
     unsigned long from, to;
@@ -253,9 +253,8 @@ static int mapped_file(const char *line, uintptr_t address, char *file)
     return 1;
 }
 
-/* The folder of the shared object (or program) this file was linked into, as the system knows it. The dynamic linker's
- * name of a program is the word it was called by, and of an object what somebody wrote: both may be relative, to a
- * folder that was current at another time or never. Where the system does not tell there is no such folder. */
+/* The folder of the shared object or program this file is linked into, from /proc/self/maps. The dynamic linker's names
+ * may be relative to a folder that was current at another time or never. None if /proc is unavailable. */
 static int own_folder(char *folder)
 {
     static const char anchor = 0;
@@ -288,7 +287,7 @@ void tchi_load_modules(void)
     if (!tchi_registry_has("cuda")) {
         char reason[1024];
         snprintf(reason, sizeof reason,
-                 "no module " PREFIX "cuda" SUFFIX " beside the library (%.400s) or under TORCHIUM_BACKEND_PATH; this "
+                 "no module " PREFIX "cuda" SUFFIX " next to the library (%.400s) or under TORCHIUM_BACKEND_PATH; this "
                  "build runs on the CPU",
                  folder[0] != '\0' ? folder : "whose place is not known");
         tchi_registry_add(NULL, "cuda", "", reason);

@@ -1,10 +1,10 @@
-/* A pool of device blocks. Freed blocks wait in lists by size class and are handed out again to requests of the same
- * class, so a steady state allocates nothing:
+/* A pool of device blocks. Freed blocks are kept in lists by size class and reused for requests of the same class, so a
+ * steady state allocates nothing:
  *
  *     sizes      ... 1024 | 1152 | 1280 | ... | 1920 | 2048 | 2304 ...      eight classes to each power of two,
  *     free[c]        o-o           o                     o-o-o              at most an eighth of a block wasted
  *
- * Bookkeeping lies in host memory, one record per block, found by address in a small hash table. */
+ * Bookkeeping is in host memory, one record per block, in a small hash table by address. */
 #include "pool.h"
 
 #include <pthread.h>
@@ -39,7 +39,7 @@ struct tchi_pool {
     int64_t allocated, reserved, peak, requests, misses;
 };
 
-/* The class of a request, and through *bytes the size of its blocks. */
+/* The size class of a request; *bytes becomes its block size. */
 static int size_class(int64_t *bytes)
 {
     int64_t size = *bytes < SMALLEST ? SMALLEST : *bytes;
@@ -71,7 +71,7 @@ static block *find_block(const tchi_pool *pool, const void *pointer)
     return b;
 }
 
-/* Returns a free block to the device and forgets it. It must not be in a free list any more. */
+/* Returns a free block, already removed from its free list, to the device. */
 static void discard_block(tchi_pool *pool, block *gone)
 {
     block **link = &pool->buckets[bucket_of(gone->pointer)];
@@ -84,7 +84,7 @@ static void discard_block(tchi_pool *pool, block *gone)
     tchi_host_release(gone, sizeof *gone);
 }
 
-/* The largest blocks go first: they free the most for the fewest returns. */
+/* Largest blocks first: they free the most with the fewest calls. */
 static void trim_locked(tchi_pool *pool, int64_t keep)
 {
     for (int c = CLASSES - 1; c >= 0; c--) {
@@ -119,7 +119,7 @@ static tch_status new_block(tchi_pool *pool, int64_t bytes, block **result)
     return TCH_OK;
 }
 
-/* From a list of kept blocks, or, where `kept` is NULL, from the device for this request alone. */
+/* From a free list, or, if `kept` is NULL, from the device for this request alone. */
 static tch_status hand_out(tchi_pool *pool, int64_t bytes, block **kept, void **pointer)
 {
     tch_status status = TCH_OK;
@@ -238,8 +238,7 @@ void tchi_pool_retain(tchi_pool *pool)
     atomic_fetch_add(&pool->references, 1);
 }
 
-/* Blocks still in use at the end can only be raw memory of tch_memory_alloc that nobody freed: tensors hold
- * references. */
+/* Blocks still in use are raw memory of tch_memory_alloc that was not freed: tensors hold references. */
 static void discard_everything(tchi_pool *pool)
 {
     for (int i = 0; i < BUCKETS; i++) {

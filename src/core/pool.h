@@ -1,7 +1,7 @@
-/* The memory pool of a context, and the device state it stands on.
+/* The memory pool of a context, which owns the backend's state.
  *
- * The pool owns the backend's state and is shared by reference: the context holds one, and so does every tensor made
- * from it, so a tensor may outlive its context. */
+ * The pool is reference-counted by the context and by every tensor allocated from it, so a tensor may outlive its
+ * context. */
 #ifndef TCHI_POOL_H
 #define TCHI_POOL_H
 
@@ -21,17 +21,17 @@ void tchi_pool_drop(tchi_pool *pool);
 void *tchi_pool_state(const tchi_pool *pool);
 tch_device tchi_pool_device(const tchi_pool *pool);
 
-/* 0 bytes give NULL. On out of memory the kept blocks are returned to the device and the request tried once more. */
+/* 0 bytes give NULL. If the device is out of memory the free blocks are returned to it and the request is retried. */
 tch_status tchi_pool_allocate(tchi_pool *pool, int64_t bytes, void **pointer);
-/* The same without rounding up to a size class: for what is large and stays long. Freed, it goes back to the device. */
+/* The same without rounding to a size class, for large, long-lived blocks, which return to the device when freed. */
 tch_status tchi_pool_allocate_exact(tchi_pool *pool, int64_t bytes, void **pointer);
-/* What a request of this size takes from the device: blocks come in size classes. */
+/* The block size for a request of this size. */
 int64_t tchi_pool_block_size(int64_t bytes);
-/* Keeps the block for reuse. TCH_ERR_INVALID_ARGUMENT when the pointer is none of the pool's. */
+/* Keeps the block for reuse. TCH_ERR_INVALID_ARGUMENT if the pool does not own the pointer. */
 tch_status tchi_pool_free(tchi_pool *pool, void *pointer);
 void tchi_pool_trim(tchi_pool *pool, int64_t keep);
 void tchi_pool_reset_peak(tchi_pool *pool);
-/* Fills the pool's figures; total and free are the device's and are left alone. */
+/* Fills the pool's figures; total and free, the device's, are unchanged. */
 void tchi_pool_figures(tchi_pool *pool, tch_memory_info *info);
 
 #endif

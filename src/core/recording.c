@@ -1,5 +1,5 @@
-/* See recording.h. Keys that are seen for the first time only get a place in the list: recording pays for what comes
- * again. Everything that goes wrong with a recording is no error: the work is then done as if there were none. */
+/* See recording.h. A new key only gets a list entry: recording pays for repeated work. A failed recording is not an
+ * error: the work then runs without one. */
 #include "recording.h"
 
 #include <stdbool.h>
@@ -8,15 +8,14 @@
 #include "check.h"
 #include "status.h"
 
-/* Calls before the recording. In them the backend loads what it loads when first needed, and the workspace gets its
- * size. */
+/* Warm-up calls before recording, in which the backend loads kernels lazily and the workspace reaches its size. */
 #define WARM_CALLS 2
 
-/* One that is still in use does not give way to another: with more of them than places each would be recorded anew
- * before it is replayed, which costs more than doing without. */
+/* A recording in use is not evicted: with more recordings than places each would be recorded anew before its replay,
+ * which costs more than not recording. */
 #define IDLE_CALLS (4 * TCHI_MOST_RECORDINGS)
 
-/* The caller's key, and what work with scratch depends on. All of it int64_t: there are no gaps, and bytes compare. */
+/* The caller's key and the workspace. All int64_t: no padding, so bytes can be compared. */
 typedef struct full_key {
     tchi_recording_key local;
     int64_t workspace, workspace_bytes, workspace_limit;
@@ -70,7 +69,7 @@ static recording *oldest_recording(const tchi_recordings *recordings)
     return found;
 }
 
-/* A new place, or that of one which has long been idle; NULL where there is neither. */
+/* A free list entry, or that of a recording long idle; NULL if there is neither. */
 static recording *take_place(const tch_context *context, tchi_recordings *recordings)
 {
     if (recordings->list.count < recordings->list.room) {
@@ -100,8 +99,8 @@ static recording *place_of(const tch_context *context, tchi_recordings *recordin
 
 /* --- recording and replaying ------------------------------------------------------------------------------------- */
 
-/* r->recorded stays NULL where the work cannot be recorded. It may have found the workspace too small and taken another
- * one from the pool: then its addresses are not those of the key. An error is one of the backend itself. */
+/* r->recorded stays NULL if the work cannot be recorded. If recording grew the workspace its addresses do not match the
+ * key and it is dropped. Errors are the backend's. */
 static tch_status record_work(tch_context *context, recording *r, tch_status (*work)(void *argument), void *argument)
 {
     TCHI_TRY(context->backend->recording->record(context->state, work, argument, &r->recorded, &r->kernels));
@@ -118,7 +117,7 @@ static tch_status replay_work(tch_context *context, const recording *r, int32_t 
     return context->backend->recording->replay(context->state, r->recorded, begun);
 }
 
-/* A replay that fails before it has begun has queued nothing. */
+/* A replay that fails before it begins has queued nothing. */
 static tch_status record_and_replay(tch_context *context, recording *r, tch_status (*work)(void *argument),
                                     void *argument)
 {

@@ -1,5 +1,5 @@
-/* Fills the list of backends once, at the first question about devices. The list is fixed-size and static, since it
- * must work when there is no memory left, and lives as long as the process. */
+/* Fills the list of backends once, at the first query. The list is static and of fixed size: it must work without
+ * memory, and lives as long as the process. */
 #include "registry.h"
 
 #include <stdio.h>
@@ -62,7 +62,7 @@ static void ensure_filled(void)
     tchi_once(&filled, fill_registry);
 }
 
-/* Devices are counted at every question, not kept: a driver may start to fail while the process runs. */
+/* Devices are counted at every query: a driver may start to fail while the process runs. */
 static int32_t count_devices(const entry *e, char *reason, size_t reason_size)
 {
     if (e->table == NULL) {
@@ -186,7 +186,7 @@ static tch_device best_device(void)
     return best;
 }
 
-/* The digits after "cuda:", with nothing else behind them; -1 when they are not a plain small number. */
+/* The number after "cuda:"; -1 if it is not a plain small number. */
 static int32_t parse_index(const char *text)
 {
     int32_t value = 0;
@@ -197,7 +197,7 @@ static int32_t parse_index(const char *text)
     return digits > 0 && text[digits] == '\0' ? value : -1;
 }
 
-/* Whether `text` is this name, alone or with an index behind it. */
+/* Whether `text` is NAME or NAME:INDEX. */
 static int parse_as(const char *name, int32_t type, const char *text, tch_device *device)
 {
     size_t length = strlen(name);

@@ -1,4 +1,4 @@
-/* SHA-256, as FIPS 180-4 writes it. The message goes through in blocks of 64 bytes; what does not fill one waits in the
+/* SHA-256 as in FIPS 180-4. The message is processed in blocks of 64 bytes; an incomplete block is buffered in the
  * state. */
 #include "sha256.h"
 
@@ -36,8 +36,8 @@ static void expand(uint32_t w[64], const uint8_t *block)
     }
 }
 
-/* The eight numbers by the standard's letters, so that they stay in registers: as an array that is moved along
- * each round it took twice as long. */
+/* The eight words under the standard's letters, which keeps them in registers: shifting an array each round took twice
+ * as long. */
 static void mix(uint32_t words[8], const uint8_t *block)
 {
     uint32_t w[64];

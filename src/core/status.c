@@ -1,5 +1,5 @@
-/* Status names, and the thread's last message. The message lives in thread-local storage of fixed size, so reporting
- * an error can itself never fail. */
+/* Status names, and the thread's last message, in thread-local storage of fixed size so that reporting an error cannot
+ * fail. */
 #include "status.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* Random bits and words for errors. */
+/* Random bits and error texts of the system. */
 #include "system.h"
 
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <sys/random.h>
 #include <time.h>
 
-/* A system that is still starting, or has no such call, gives none: then the clock and where things lie in memory. */
+/* Falls back to the clock and an address while the system boots or without the call. */
 uint64_t tchi_random_bits(void)
 {
     uint64_t bits = 0;

@@ -1,5 +1,4 @@
-/* Tensors: creation from a pool, questions about shape and strides, and their views as the operations table sees
- * them. */
+/* Tensors: creation from a pool, shape and stride queries, and views for the operations table. */
 #include "tensor.h"
 
 #include <string.h>
@@ -10,7 +9,7 @@
 #include "list.h"
 #include "status.h"
 
-/* A tensor made by the library: the public part first, so that its address is the handle. */
+/* A tensor owned by the library. The public part comes first: its address is the handle. */
 typedef struct owned_tensor {
     tch_tensor tensor;
     tchi_pool *pool;
@@ -29,7 +28,7 @@ static const struct {
     [TCH_SCALAR_BF16X2] = {{0, 0, 0}, "split bfloat16", 4},
 };
 
-/* Types that tensors can have; the split type exists only in scratch. */
+/* Tensor types; the split type exists only in scratch. */
 #define TENSOR_TYPES TCH_SCALAR_BF16X2
 
 bool tch_dtype_equal(tch_dtype a, tch_dtype b)
@@ -93,7 +92,8 @@ bool tchi_on_host(const tch_tensor *tensor)
     return tensor->device.type == TCH_DEVICE_CPU || tensor->device.type == TCH_DEVICE_CUDA_HOST;
 }
 
-/* Rows `first` and on of the first dimension; their sizes are kept in `shape`. A single row loses that dimension. */
+/* `count` rows of the first dimension from `first` on; their sizes are kept in `shape`. A single row loses that
+ * dimension. */
 static tch_tensor rows_of(const tch_tensor *tensor, int64_t first, int64_t count, int64_t *shape)
 {
     int32_t from = count == 1;
@@ -111,7 +111,7 @@ static tch_tensor rows_of(const tch_tensor *tensor, int64_t first, int64_t count
     return rows;
 }
 
-/* Whole where it fits; else as many rows at a time as do, or each row in chunks. */
+/* In one piece if it fits; else by groups of rows, or each row in chunks. */
 tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user)
 {
     int64_t count = tch_tensor_numel(tensor);
@@ -219,8 +219,7 @@ tch_matrices tchi_matrices_block(const tch_matrices *matrices, int64_t row, int6
     return block;
 }
 
-/* The batch dimensions merge into one when each one's stride is the size of all inner ones times the innermost
- * stride. */
+/* Batch dimensions merge into one if each stride equals the size of all inner ones times the innermost stride. */
 static bool merge_batch(const tch_tensor *tensor, tch_matrices *m)
 {
     int64_t stride = 0;
@@ -373,8 +372,8 @@ tch_tensor tch_tensor_view(void *data, tch_dtype dtype, int32_t ndim, int64_t *s
 
 /* --- copies ----------------------------------------------------------------------------------------------------- */
 
-/* A copy between host and device in which numbers change their type or place. The host's side passes through scratch on
- * the device, packed and in its own type; the device converts and rearranges. */
+/* A copy between host and device that changes type or layout. The host's side passes through device scratch, contiguous
+ * and in its type; the device converts and rearranges. */
 typedef struct crossing {
     tch_context *context;
     bool to_host;
@@ -383,9 +382,8 @@ typedef struct crossing {
     char *host; /* where the next chunk lies */
 } crossing;
 
-/* Elements of a chunk at most: 64 MiB of float64. Reasoned, not tuned: at the 55 GB/s of a fast link it travels for a
- * millisecond, a hundred times what starting a copy and a kernel costs, and the workspace stays small whatever is
- * copied. */
+/* Maximum elements of a chunk: 64 MiB of float64. Reasoned, not tuned: a millisecond on a fast link at 55 GB/s, a
+ * hundred times the overhead of a copy and a kernel, and a small workspace for any size. */
 #define CROSSING_ELEMENTS ((int64_t)8 << 20)
 
 static tch_status cross_chunk(void *user, tch_tensor *device)
@@ -408,7 +406,7 @@ static tch_status cross_chunk(void *user, tch_tensor *device)
     return backend->matrix->copy(state, &array, &packed);
 }
 
-/* All scratch is taken before the first element is written. */
+/* All scratch is reserved before the first write. */
 static tch_status copy_through_scratch(tch_context *context, const tch_tensor *host, const tch_tensor *device,
                                        bool to_host)
 {
@@ -424,7 +422,7 @@ static tch_status copy_through_scratch(tch_context *context, const tch_tensor *h
     return tchi_visit_chunks(device, room, cross_chunk, &c);
 }
 
-/* Between host and device. Bytes that are the same on both sides go at once, without scratch. */
+/* Between host and device. Identical layouts are copied directly, without scratch. */
 static tch_status copy_across(tch_context *context, tch_tensor *dst, const tch_tensor *src)
 {
     bool to_host = tchi_on_host(dst);

@@ -1,4 +1,4 @@
-/* What the inside of the library asks of tensors: element types of the operations table, addresses, strides, views. */
+/* Internal tensor functions: element types of the operations table, addresses, strides, views. */
 #ifndef TCHI_TENSOR_H
 #define TCHI_TENSOR_H
 
@@ -7,7 +7,7 @@
 #include <torchium/backend.h>
 #include <torchium/tensor.h>
 
-/* The table's name for an element type; TCH_SCALAR_COUNT for one the library does not know. */
+/* The tch_scalar of a dtype; TCH_SCALAR_COUNT if unknown. */
 tch_scalar tchi_scalar_of(tch_dtype dtype);
 int64_t tchi_scalar_size(tch_scalar type);
 bool tchi_scalar_is_float(tch_scalar type);
@@ -26,8 +26,8 @@ int64_t tchi_tensor_bytes(const tch_tensor *tensor);
 
 bool tchi_on_host(const tch_tensor *tensor);
 
-/* Shows all elements to `visit`, in row-major order, in chunks of at most `room` of them. Stops at the first failure.
- * Only the description is taken apart: the tensor may be a device's. */
+/* Calls `visit` on chunks of at most `room` elements in row-major order, until one fails. Only descriptions are
+ * computed: the tensor may be on a device. */
 typedef tch_status (*tchi_chunk_visitor)(void *user, tch_tensor *chunk);
 tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user);
 
@@ -37,14 +37,14 @@ tch_array tchi_array_of(const tch_tensor *tensor, int64_t *strides);
 /* Lowest and one-past-highest byte the tensor touches; both NULL when it has no elements. */
 void tchi_tensor_extent(const tch_tensor *tensor, const char **low, const char **high);
 
-/* True when [..., rows, cols] can be addressed as one batch with unit column stride, and then as what. Dimensions of
- * size 1 are free. Rank 2 gives a batch of 1. */
+/* Whether [..., rows, cols] can be addressed as one batch with unit column stride, and that batch. Dimensions of size 1
+ * may have any stride. Rank 2 is a batch of 1. */
 bool tchi_matrices_of(const tch_tensor *tensor, tch_matrices *matrices);
 
 /* A contiguous batch in scratch memory. */
 tch_matrices tchi_matrices_new(void *data, tch_scalar type, int64_t batch, int64_t rows, int64_t cols);
 
-/* The same matrices from index `first` on, `count` of them. */
+/* Matrices [first, first + count). */
 tch_matrices tchi_matrices_part(const tch_matrices *matrices, int64_t first, int64_t count);
 
 /* Rows [row, row + rows) and columns [col, col + cols) of every matrix, not of the split type. */

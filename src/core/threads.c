@@ -1,5 +1,4 @@
-/* The thread count. The default is OpenMP's, which knows OMP_NUM_THREADS and the cores this process may run on. And
- * what forks wait for. */
+/* The thread count, by default OpenMP's, which respects OMP_NUM_THREADS and the process's cores; and fork handlers. */
 #include "threads.h"
 
 #include <omp.h>
@@ -38,8 +37,8 @@ tch_status tch_set_num_threads(int32_t count)
 
 /* --- forks ------------------------------------------------------------------------------------------------------- */
 
-/* Opening OpenBLAS takes 10 milliseconds, a GPU's libraries seconds. The wait must end: glibc 2.28 to 2.36, where its
- * bug 24595 is not fixed, holds a lock during the handlers of a fork that OpenBLAS asks for while it is opened. */
+/* Opening OpenBLAS takes 10 milliseconds, GPU libraries seconds. The wait is bounded because glibc 2.28 to 2.36 without
+ * the fix of bug 24595 hold a lock during fork handlers that OpenBLAS needs while it is opened. */
 #define LONGEST_WAIT_S 30
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
@@ -61,7 +60,7 @@ static void after_fork(void)
     }
 }
 
-/* After a wait that was too long, the thread that would unlock it is not in the child. */
+/* After a timeout the thread that would unlock it does not exist in the child. */
 static void after_fork_in_child(void)
 {
     if (!held && depth == 0) {
@@ -70,7 +69,7 @@ static void after_fork_in_child(void)
     after_fork();
 }
 
-/* When the library is loaded: a fork that has begun does not run handlers that are registered later. */
+/* At load time: a fork in progress does not run handlers registered later. */
 __attribute__((constructor)) static void watch_forks(void)
 {
     (void)pthread_atfork(before_fork, after_fork, after_fork_in_child);

@@ -1,4 +1,4 @@
-/* How many threads the CPU may use: one number for the process; and initialization that a fork does not cut in two. */
+/* The number of CPU threads, one for the process, and fork-safe initialization. */
 #ifndef TCHI_THREADS_H
 #define TCHI_THREADS_H
 
@@ -7,8 +7,8 @@
 
 int32_t tchi_num_threads(void);
 
-/* Between the two a fork on another thread waits. A child of a fork while a library is being opened would inherit a
- * dynamic loader in the middle of its work, and crash or hang. May be nested. */
+/* Forks on other threads wait between the two calls. A child forked while a library is being opened would inherit an
+ * inconsistent dynamic loader and crash or hang. May be nested. */
 void tchi_fork_hold(void);
 void tchi_fork_release(void);
 

@@ -1,8 +1,8 @@
-/* Entries of the cache: found, kept, removed. An entry is a header and an image; the header has the key and a hash of
- * the image, so that half a file, or one of another program, is known for what it is.
+/* Cache entries: lookup, storage, removal. An entry is a header and an image; the header has the key and a hash of the
+ * image, which detects truncated and foreign files.
  *
- * Code that lies in the folder is run: whoever could write there could run anything as this user, so it is looked at
- * each time, through the descriptor that is then used. */
+ * Code in the folder is executed: anyone who can write there can run anything as this user, so permissions are checked
+ * on every access, through the descriptor in use. */
 #define _GNU_SOURCE /* secure_getenv */
 #include "cache.h"
 
@@ -35,10 +35,10 @@
 #define MIB_MOST ((long long)1 << 40)
 #define UNSET (-1)
 
-/* Writing an entry takes milliseconds: what is still half written after this belongs to a process that is no more. */
+/* Writing an entry takes milliseconds: a partial file older than this belongs to a dead process. */
 #define LEFTOVER_SECONDS 600
 
-/* While an entry is written it is called by this, 16 digits and the other. */
+/* Name of an entry being written: prefix, 16 digits, suffix. */
 #define PART_PREFIX ".torchium-"
 #define PART_SUFFIX ".kernel.part"
 
@@ -52,7 +52,7 @@ _Static_assert(sizeof(header) == 80, "a header has no gaps");
 
 /* --- keys ------------------------------------------------------------------------------------------------------- */
 
-/* A part of a key: label and contents behind their lengths, so that no two lists of parts look the same. */
+/* A part of a key: label and contents with their lengths, so that different lists of parts cannot collide. */
 static void hash_text(tchi_sha256_state *hash, const char *label, const char *text)
 {
     uint64_t sizes[2] = {strlen(label), strlen(text)};
@@ -95,13 +95,7 @@ static entry_name name_of(const tchi_cache_key *key)
 
 /* --- the folder -------------------------------------------------------------------------------------------------- */
 
-/* Not for a program that has more rights than its caller, who would choose what it runs. */
-static const char *read_variable(const char *name)
-{
-    const char *value = secure_getenv(name);
-    return value != NULL && value[0] != '\0' ? value : NULL;
-}
-
+/* Variables are ignored in a privileged program, whose caller would choose what it runs. */
 static tch_status name_folder(char name[PATH_MAX])
 {
     static const struct {
@@ -109,8 +103,8 @@ static tch_status name_folder(char name[PATH_MAX])
     } places[] = {
         {"TORCHIUM_CACHE", ""}, {"XDG_CACHE_HOME", "/torchium/kernels"}, {"HOME", "/.cache/torchium/kernels"}};
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        const char *value = read_variable(places[i].variable);
-        if (value == NULL) {
+        const char *value = secure_getenv(places[i].variable);
+        if (value == NULL || value[0] == '\0') {
             continue;
         }
         if (value[0] != '/' || snprintf(name, PATH_MAX, "%s%s", value, places[i].below) >= PATH_MAX) {
@@ -125,7 +119,7 @@ static tch_status name_folder(char name[PATH_MAX])
                      "the cache of kernels: none of TORCHIUM_CACHE, XDG_CACHE_HOME and HOME is set, set one");
 }
 
-/* Every folder on the way that is not there; what cannot be made is noticed when the last one is opened. */
+/* Creates missing parent folders; failures surface when the last one is opened. */
 static void make_folders(const char *name)
 {
     char part[PATH_MAX];
@@ -146,8 +140,8 @@ static tch_status check_owner(const char *name, int folder)
     }
     if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
         return tchi_fail(TCH_ERR_IO,
-                         "the cache of kernels: others may write to %.600s (mode %03o); take that away with chmod go-w",
-                         name, (unsigned)(found.st_mode & 0777));
+                         "the cache of kernels: others may write to %.600s (mode %03o); run chmod go-w on it", name,
+                         (unsigned)(found.st_mode & 0777));
     }
     return TCH_OK;
 }
@@ -157,7 +151,7 @@ static int open_directory(const char *name)
     return open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* Made where it is not there, and opened: a folder, not a link to one, of this user, that nobody else can write to. */
+/* Creates the folder if missing and opens it: it must be a real folder of this user that others cannot write to. */
 static tch_status open_folder(const char *name, int *folder)
 {
     char text[TCHI_ERRNO_SIZE];
@@ -179,7 +173,7 @@ static tch_status open_folder(const char *name, int *folder)
     return TCH_OK;
 }
 
-/* -1 where there is none that can be used. */
+/* -1 if there is none. */
 static int open_cache_folder(void)
 {
     char name[PATH_MAX];
@@ -189,7 +183,7 @@ static int open_cache_folder(void)
 
 /* --- finding ---------------------------------------------------------------------------------------------------- */
 
-/* Only a file of this user that nobody else could have written counts. */
+/* Accepts only a file of this user that others cannot write to. */
 static bool read_header(int file, const tchi_cache_key *key, header *head)
 {
     struct stat found;
@@ -210,7 +204,7 @@ static bool read_image(int file, const header *head, void *image)
     return memcmp(digest, head->digest, sizeof digest) == 0;
 }
 
-/* *damaged where the entry should go. Want of memory says nothing about it. */
+/* *damaged: whether to remove the entry; not set if memory is short. */
 static bool read_entry(int file, const tchi_cache_key *key, tch_kernel_image *image, bool *damaged)
 {
     header head;
@@ -306,7 +300,7 @@ static void add_or_remove_file(int folder, const char *name, tchi_list *entries)
     (void)tchi_list_add(entries, &one); /* without memory it is not counted this time */
 }
 
-/* A descriptor of its own, since reading a folder moves a position that copies would share. */
+/* Reopens the folder: reading moves a position that duplicates would share. */
 static void list_entries(int folder, tchi_list *entries)
 {
     int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -323,9 +317,8 @@ static void list_entries(int folder, tchi_list *entries)
     closedir(stream);
 }
 
-/* Removes what was used longest ago until `most` bytes are left, and what processes that were killed left behind. Only
- * files with the names of entries are touched; any of them may be gone before it is its turn: another process trims the
- * same folder. */
+/* Removes the least recently used entries until `most` bytes are left, and leftovers of killed processes. Touches only
+ * files named like entries, any of which another process may remove meanwhile. */
 static void trim_cache(int folder, int64_t most)
 {
     tchi_list list = {.item_size = sizeof(entry)};
@@ -357,7 +350,7 @@ static bool write_entry(int file, const tchi_cache_key *key, const tch_kernel_im
     return tchi_file_write(file, &head, sizeof head) && tchi_file_write(file, image->data, image->bytes);
 }
 
-/* Nothing is forced to the disk: after a crash the hash tells a whole entry from half of one. */
+/* No fsync: the hash detects an incomplete entry after a crash. */
 static void write_into(int folder, const tchi_cache_key *key, const tch_kernel_image *image)
 {
     entry_name name = name_of(key);

@@ -1,5 +1,5 @@
-/* Compiled kernels on disk. Many processes may use one folder at once and none waits for another: an entry appears
- * whole, by a rename, and may disappear at any moment. Whatever goes wrong here costs a compilation, never a call. */
+/* Compiled kernels on disk. Processes share a folder without locking: an entry appears complete, by a rename, and may
+ * disappear at any time. A failure costs a compilation, never a call. */
 #ifndef TCHI_KERNEL_CACHE_H
 #define TCHI_KERNEL_CACHE_H
 
@@ -15,13 +15,14 @@ typedef struct tchi_cache_key {
     uint8_t bytes[TCHI_SHA256_BYTES];
 } tchi_cache_key;
 
-/* Of a text that reads no files; `compiler` is the backend's line, empty where images must not be kept. */
+/* The key of a text that reads no files; `compiler` is the backend's identification, empty if images must not be
+ * kept. */
 tchi_cache_key tchi_cache_key_make(const tch_kernel_text *text, const char *compiler);
 
-/* True where a compiler may read files that the key does not cover (includes.c). */
+/* Whether the text may read files that the key does not cover (includes.c). */
 bool tchi_kernel_reads_files(const tch_kernel_text *text);
 
-/* True where there was an entry, and then its image, of host memory. An entry that is damaged is removed. */
+/* Whether there is an entry, and its image in host memory. Damaged entries are removed. */
 bool tchi_cache_find(const tchi_cache_key *key, tch_kernel_image *image);
 void tchi_cache_keep(const tchi_cache_key *key, const tch_kernel_image *image);
 void tchi_cache_remove(const tchi_cache_key *key);

@@ -1,5 +1,4 @@
-/* Reading files whole. Whatever the path names is opened without waiting, so that a pipe is refused instead of holding
- * the caller. */
+/* Reads whole files. Opens without blocking, so that a pipe is refused instead of hanging. */
 #include "file.h"
 
 #include <errno.h>

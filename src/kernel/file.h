@@ -1,4 +1,4 @@
-/* Whole files in memory: sources and cache entries. */
+/* Reads and writes whole files: sources and cache entries. */
 #ifndef TCHI_KERNEL_FILE_H
 #define TCHI_KERNEL_FILE_H
 
@@ -14,14 +14,14 @@ typedef struct tchi_file {
     size_t bytes;
 } tchi_file;
 
-/* The text of the file `path`. TCH_ERR_IO where it cannot be read or is no file, TCH_ERR_INVALID_ARGUMENT where it is
- * larger than TCHI_SOURCE_MOST or has a NUL. */
+/* The text of a file. TCH_ERR_IO if it is unreadable or not a regular file, TCH_ERR_INVALID_ARGUMENT if it is larger
+ * than TCHI_SOURCE_MOST or contains a NUL. */
 tch_status tchi_file_read(const char *path, tchi_file *file);
 
-/* The first `bytes` of what is open as `descriptor` into `text`; false where there are fewer. */
+/* Reads `bytes`; false if there are fewer. */
 int tchi_file_fill(int descriptor, void *text, size_t bytes);
 
-/* All of `bytes` to what is open as `descriptor`; false where that fails. */
+/* Writes all `bytes`; false on failure. */
 int tchi_file_write(int descriptor, const void *text, size_t bytes);
 
 void tchi_file_release(tchi_file *file);

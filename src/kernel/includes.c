@@ -1,6 +1,6 @@
-/* Which sources are cached: those that read no file, so that nothing can change without a change of the key. The test
- * is no preprocessor. It also finds directives in comments, strings and branches that are skipped, which costs a
- * compilation; it must never miss one. */
+/* Decides which sources are cached: those that read no file, so that the key covers every dependency. The check is not
+ * a preprocessor: it also finds directives in comments, strings and skipped branches, which costs a compilation, but
+ * must never miss one. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,17 +8,17 @@
 
 #include "cache.h"
 
-/* In <>: both compilers have these without a folder of the user's, and the key covers them. */
+/* In <>: both compilers provide these themselves, and the key covers them. */
 static const char *const known_headers[] = {
     "cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "stdint.h", "cstdint", "limits.h", "climits",  "float.h", "cfloat",
     "stddef.h",    "cstddef",     "math.h",         "cmath",    "stdio.h", "cstdio",   "assert.h", "cassert",
 };
 
-/* Other ways to depend on files or on the time: __has_include and __has_embed, .incbin and .include of an assembler,
- * __TIME__, __TIMESTAMP__, __DATE__, and trigraphs, which spell # and the backslash. */
+/* Other dependencies on files or time: __has_include, __has_embed, .incbin and .include of an assembler, __TIME__,
+ * __TIMESTAMP__, __DATE__, and trigraphs for # and the backslash. */
 static const char *const signs[] = {"__has_", "incbin", ".include", "__TIME", "__DATE__", "?\?=", "?\?/"};
 
-/* The next character behind line continuations. */
+/* Skips line continuations. */
 static const char *skip_continuations(const char *at)
 {
     while (*at == '\\') {
@@ -32,7 +32,7 @@ static const char *skip_continuations(const char *at)
     return at;
 }
 
-/* Behind the word, or NULL where something else is at `at`. */
+/* The position after `word`, or NULL if it is not at `at`. */
 static const char *skip_text(const char *at, const char *word)
 {
     for (; at != NULL && *word != '\0'; word++) {
@@ -49,7 +49,7 @@ static const char *skip_blanks(const char *at)
     return at;
 }
 
-/* A file of that name in a folder of the user's comes first. */
+/* A file of that name in an include folder takes precedence. */
 static bool is_in_folders(const tch_kernel_text *text, const char *name)
 {
     char path[PATH_MAX];
@@ -72,7 +72,7 @@ static bool is_known_header(const tch_kernel_text *text, const char *at)
     return false;
 }
 
-/* `at` is behind a #. A comment there may hide the word. */
+/* `at` follows a #. A comment there may hide the directive. */
 static bool directive_reads(const tch_kernel_text *text, const char *at)
 {
     at = skip_blanks(at);

@@ -1,5 +1,5 @@
-/* From a config to what is compiled. The folders of includes and of -I options become one list of absolute names, so
- * that none can be mistaken for an option and all mean the same whatever the current folder of a compiler is. */
+/* Converts a config to compiler input. Include folders and -I options become one list of absolute paths, which cannot
+ * be mistaken for options and do not depend on the compiler's current folder. */
 #include "input.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 #define OPTION_MOST 4096
 #define DEPTH_MOST 16 /* of template arguments in each other */
 
-/* Not those of ctype.h, which depend on the locale. */
+/* ctype.h depends on the locale. */
 static bool is_digit(char c)
 {
     return c >= '0' && c <= '9';
@@ -291,7 +291,7 @@ static tch_status add_folder(tchi_kernel_input *input, const char *folder, size_
     return TCH_OK;
 }
 
-/* The file's own folder, the caller's, those of the options: the order in which they are searched. */
+/* In search order: the folder of the file, the caller's includes, -I options. */
 static tch_status add_folders(tchi_kernel_input *input, const tch_kernel_config *config)
 {
     char what[64];

@@ -1,4 +1,4 @@
-/* A caller's config, checked, in the form that backends and the cache take. */
+/* A validated config, as backends and the cache use it. */
 #ifndef TCHI_KERNEL_INPUT_H
 #define TCHI_KERNEL_INPUT_H
 
@@ -17,16 +17,16 @@ typedef struct tchi_kernel_input {
     tchi_list includes;   /* const char *: absolute, owned */
 } tchi_kernel_input;
 
-/* These texts reach compilers, so nothing passes that is not understood here character by character. */
+/* These texts reach compilers, so they are validated character by character. */
 
 /* "halve", "space::halve", "scale<float, 4>": identifiers, ::, and template arguments that are such names, words like
  * "unsigned int", or numbers. */
 tch_status tchi_check_kernel_name(const char *name);
 
-/* One of the options that kernel.h lists. The folder of an -I is not looked at here. */
+/* One of the options that kernel.h lists. The folder of -I is checked elsewhere. */
 tch_status tchi_check_kernel_option(const char *option, int index);
 
-/* True where the text has no control characters, and so can stand in a line of a message or a directive. */
+/* Whether the text has no control characters and can stand in a message or directive. */
 bool tchi_is_printable(const char *text);
 
 /* Release it also after a failure. */

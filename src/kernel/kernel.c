@@ -1,5 +1,5 @@
-/* Kernels: compiled or found in the cache, asked about, destroyed. Everything about the config is settled in input.c
- * before a compiler is started. */
+/* Kernel objects: compilation or cache lookup, queries, destruction. input.c validates the config before a compiler
+ * starts. */
 #include "kernel.h"
 
 #include <string.h>
@@ -16,8 +16,7 @@
 #define LOG_SIZE ((size_t)64 << 10) /* where the caller gives none, or a smaller one */
 #define MESSAGE_MOST 1500           /* of a log, in the message of a failure */
 
-/* Where to begin when a log is longer than a message: the line with the first error, since warnings may fill the rest.
- * */
+/* Start of the excerpt if a log exceeds a message: the line of the first error, since warnings may fill the rest. */
 static const char *first_error(const char *log)
 {
     const char *at = strlen(log) > MESSAGE_MOST ? strstr(log, "error") : NULL;
@@ -27,7 +26,7 @@ static const char *first_error(const char *log)
     return at != NULL ? at : log;
 }
 
-/* The compiler's words, if there are any, are what the caller needs to read first. */
+/* Puts the compiler's messages, if any, first. */
 static tch_status explain_failure(tch_status status, const tch_kernel_text *text, const char *log)
 {
     if (status != TCH_ERR_INVALID_ARGUMENT || log[0] == '\0') {
@@ -92,7 +91,7 @@ static tch_status load_cached(tch_kernel *kernel, const tchi_cache_key *key)
     return status;
 }
 
-/* Kept only after it was loaded, so that no entry fails where it was made. */
+/* Cached only after it loads, so that no entry fails on the machine that made it. */
 static tch_status load_new(tch_kernel *kernel, const tch_kernel_config *config, const tch_kernel_text *text,
                            const tchi_cache_key *key)
 {
@@ -108,9 +107,9 @@ static tch_status load_new(tch_kernel *kernel, const tch_kernel_config *config, 
     return status;
 }
 
-/* The compiler is asked for before the cache: it is a part of the key, and what is not installed is said in one way. A
- * text that reads no files is compiled without the user's folders: a header there with the name of a system header
- * would change the image and not the key. */
+/* The compiler is identified before the cache lookup: it is part of the key, and a missing compiler is reported in one
+ * way. A text that reads no files is compiled without include folders: a header there that shadows a system header
+ * would change the image but not the key. */
 static tch_status load_kernel(tch_kernel *kernel, const tch_kernel_config *config, const tchi_kernel_input *input)
 {
     const tch_context *context = kernel->context;
@@ -190,7 +189,7 @@ tch_status tch_kernel_compile(tch_context *context, const tch_kernel_config *con
     return status;
 }
 
-/* Also where the device does not answer any more: its memory goes, ours must go too. */
+/* Releases memory even if the device has failed. */
 void tch_kernel_destroy(tch_kernel *kernel)
 {
     if (kernel == NULL) {

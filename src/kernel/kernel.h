@@ -1,11 +1,11 @@
-/* The inside of a kernel. */
+/* Internals of a kernel. */
 #ifndef TCHI_KERNEL_H
 #define TCHI_KERNEL_H
 
 #include <torchium/backend.h>
 #include <torchium/kernel.h>
 
-/* What CUDA allows on every GPU; a launch packs its arguments on the stack. */
+/* CUDA's limits on every GPU; a launch packs its arguments on the stack. */
 #define TCHI_PARAMETERS_MOST 64
 #define TCHI_PARAMETER_BYTES_MOST 4096
 
@@ -18,7 +18,7 @@ struct tch_kernel {
     char name[];
 };
 
-/* x in a format of 16 bits with so many bits of fraction, 10 for float16 and 7 for bfloat16, rounded once, to nearest
+/* x in a 16-bit format with `fraction` bits of fraction, 10 for float16 and 7 for bfloat16, rounded once to nearest
  * even. */
 uint16_t tchi_round16(double x, int fraction);
 

@@ -1,6 +1,5 @@
-/* A launch: shape and arguments checked, arguments packed on the stack, one call of the backend. Nothing here allocates
- * or waits: a launch is meant to cost little more than the device's own. What a compiler would convert silently is
- * refused: nobody reads warnings of a launch. */
+/* Launches: checks shape and arguments, packs arguments on the stack, calls the backend. Neither allocates nor
+ * synchronizes, so that a launch costs little more than the device's own. Implicit conversions are refused. */
 #include <math.h>
 #include <stdalign.h>
 #include <stdbool.h>
@@ -16,7 +15,7 @@
 #define DLPACK_BOOL 6 /* a type code that tensors of the library never have, but those of others do */
 #define WORDS 64
 
-/* "int32", "float *": near enough to what the source says to find it there. */
+/* "int32", "float *": close to the source. */
 static void type_words(tch_parameter_class what, int32_t size, bool brain, char words[WORDS])
 {
     switch (what) {
@@ -44,7 +43,6 @@ static const char *parameter_words(const tch_kernel_parameter *p, char words[2 *
     return words;
 }
 
-/* What a parameter takes. */
 static const char *argument_words(const tch_kernel_parameter *p)
 {
     static const char *const words[] = {"a tensor", "TCH_ARGUMENT_INT", "TCH_ARGUMENT_INT", "TCH_ARGUMENT_REAL"};
@@ -64,7 +62,7 @@ static tch_status refuse_argument(tch_status status, const tch_kernel *kernel, i
 
 /* --- tensors ---------------------------------------------------------------------------------------------------- */
 
-/* Any type of whole bytes: a kernel may compute in more types than the library does. */
+/* Any type of whole bytes: kernels may use more types than the library. */
 static int64_t element_size(tch_dtype dtype)
 {
     int64_t bits = (int64_t)dtype.bits * dtype.lanes;
@@ -83,8 +81,8 @@ static const char *tensor_words(const tch_tensor *tensor, char words[2 * WORDS])
     return words;
 }
 
-/* Whether elements of this type are what the pointer points to. Structs are often several elements at once, like
- * float4: there, as for void, the caller knows. */
+/* Whether the dtype matches the pointee. Structs are often several elements, like float4: for those, as for void, any
+ * dtype is accepted. */
 static bool type_fits(const tch_kernel_parameter *p, tch_dtype dtype)
 {
     bool integer = dtype.code == TCH_INT || dtype.code == TCH_UINT || dtype.code == DLPACK_BOOL;
@@ -170,9 +168,8 @@ static tch_status pack_integer(const tch_kernel *kernel, int32_t index, int64_t 
     return TCH_OK;
 }
 
-/* The unit of the last place is 2^(e - fraction), with e the exponent of x or, below the normal numbers, the smallest
- * one. Counted in it x is rounded once; a carry runs from the fraction into the exponent as it should, up to infinity.
- * */
+/* One unit in the last place is 2^(e - fraction), with e the exponent of x or the smallest normal one. x is rounded
+ * once in this unit; a carry propagates from the fraction into the exponent, up to infinity. */
 uint16_t tchi_round16(double x, int fraction)
 {
     const int bias = (1 << (14 - fraction)) - 1;
@@ -191,7 +188,7 @@ uint16_t tchi_round16(double x, int fraction)
     return (uint16_t)(sign | bits);
 }
 
-/* False where a finite number would become infinite. */
+/* False if a finite number overflows. */
 static bool round_real(const tch_kernel_parameter *p, double number, void *value)
 {
     if (p->size == (int32_t)sizeof(double)) {
@@ -260,7 +257,7 @@ static tch_status pack_argument(const tch_kernel *kernel, int32_t index, const t
 #define ALIGNMENT 16 /* of a value: no type of CUDA wants more */
 #define VALUE_BYTES (TCHI_PARAMETER_BYTES_MOST + TCHI_PARAMETERS_MOST * ALIGNMENT)
 
-/* What CUDA allows, on the CPU too, so that a launch that works there works everywhere. */
+/* CUDA's limits, also on the CPU, so that a launch that works there works everywhere. */
 static const int64_t grid_most[3] = {INT32_MAX, 65535, 65535};
 static const int64_t block_most[3] = {1024, 1024, 64};
 

@@ -14,7 +14,7 @@ bool tchi_option_is_for_both(const char *option)
     return strcmp(option, "-DNDEBUG") == 0;
 }
 
-/* A name twice, a value and the words around them. */
+/* Bound: a name twice, a value and the directives. */
 size_t tchi_macro_bytes(const tch_kernel_text *text)
 {
     size_t bytes = 1;

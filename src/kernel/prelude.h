@@ -1,5 +1,5 @@
-/* The texts that are put around a user's source, compiled into the library: the files of src/kernel/prelude, each an
- * array with a NUL at its end, made by the build. signature.h serves both devices, the others the CPU. */
+/* Texts around a user's source, compiled into the library: the files of src/kernel/prelude as NUL-terminated arrays.
+ * signature.h serves both devices, the others the CPU. */
 #ifndef TCHI_KERNEL_PRELUDE_H
 #define TCHI_KERNEL_PRELUDE_H
 

@@ -1,5 +1,5 @@
-/* One batch through a network: forward through the layers, the loss at their end, and back. The walk is the same on
- * every device, and nothing on it looks at a number; every argument is checked before the first write. */
+/* One batch through a network: forward pass, loss, backward pass. The same on every device and without host
+ * synchronization; every argument is checked before the first write. */
 #include "network.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static tch_status forward_layers(tch_network *network)
     return TCH_OK;
 }
 
-/* A layer's gradients from its delta, which is that of its output before, and the delta of the layer below. */
+/* A layer's gradients from its delta, which on entry is that of its output, and the delta of the layer below. */
 static tch_status layer_backward(const tch_network *network, int32_t index, bool with_gradients)
 {
     const tch_context *context = network->context;
@@ -48,7 +48,7 @@ static tch_status layer_backward(const tch_network *network, int32_t index, bool
                       : t->matrix->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, 0, &layer[-1].delta);
 }
 
-/* From the last layer's delta to those of all layers and, where asked for, to the gradients of the parameters. */
+/* Propagates the last delta to all layers and, if requested, computes the parameter gradients. */
 static tch_status layers_backward(const tch_network *network, bool with_gradients)
 {
     for (int32_t i = network->layer_count - 1; i >= 0; i--) {
@@ -59,7 +59,7 @@ static tch_status layers_backward(const tch_network *network, bool with_gradient
 
 /* --- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Rows of float32 that the table can take: any stride between them, none between columns. */
+/* Rows of float32: any row stride, unit column stride. */
 static tch_status check_rows(const tch_tensor *tensor, const char *name, int64_t cols)
 {
     char text[TCHI_DESCRIBE_SIZE];
@@ -127,7 +127,7 @@ static tch_status check_scale(const tch_network *network, const tch_tensor *scal
                                                     tchi_describe_shape(scale, text, sizeof text));
 }
 
-/* `out` shares no byte with the network's parameters and gradients. */
+/* `out` does not overlap the network's parameters and gradients. */
 static tch_status check_apart(const tch_network *network, const tch_tensor *out, const char *name)
 {
     for (int32_t i = 0; i < tch_network_parameter_count(network); i++) {
@@ -153,11 +153,6 @@ static tch_status check_loss_call(const tch_network *network, const tch_tensor *
     return tchi_check_all_disjoint(&out, 1, in, 3);
 }
 
-static tch_status check_network(const tch_network *network, const char *function)
-{
-    return network != NULL ? TCH_OK : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: network is NULL", function);
-}
-
 /* --- the public calls -------------------------------------------------------------------------------------------- */
 
 static tch_status begin_batch(tch_network *network, const tch_tensor *inputs)
@@ -169,7 +164,7 @@ static tch_status begin_batch(tch_network *network, const tch_tensor *inputs)
 
 tch_status tch_network_forward(tch_network *network, const tch_tensor *inputs, tch_tensor *outputs)
 {
-    TCHI_TRY(check_network(network, "tch_network_forward"));
+    TCHI_TRY(tchi_check_not_null("tch_network_forward", "network", network));
     TCHI_ENTER(network->context, "tch_network_forward");
     tchi_layer *last = &network->layers[network->layer_count - 1];
     TCHI_TRY(check_inputs(network, inputs));
@@ -218,7 +213,7 @@ static tch_status batch_loss(tch_network *network, const tch_tensor *inputs, con
 tch_status tch_network_loss_and_gradients(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
                                           const tch_tensor *loss_scale, tch_tensor *totals)
 {
-    TCHI_TRY(check_network(network, "tch_network_loss_and_gradients"));
+    TCHI_TRY(tchi_check_not_null("tch_network_loss_and_gradients", "network", network));
     TCHI_ENTER(network->context, "tch_network_loss_and_gradients");
     TCHI_TRY(check_loss_call(network, inputs, targets, loss_scale, totals));
     return batch_loss(network, inputs, targets, loss_scale, totals, true);
@@ -227,7 +222,7 @@ tch_status tch_network_loss_and_gradients(tch_network *network, const tch_tensor
 tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
                                 tch_tensor *totals)
 {
-    TCHI_TRY(check_network(network, "tch_network_evaluate"));
+    TCHI_TRY(tchi_check_not_null("tch_network_evaluate", "network", network));
     TCHI_ENTER(network->context, "tch_network_evaluate");
     TCHI_TRY(check_loss_call(network, inputs, targets, NULL, totals));
     return batch_loss(network, inputs, targets, NULL, totals, false);
@@ -235,9 +230,8 @@ tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, 
 
 /* --- what a batch leaves behind ----------------------------------------------------------------------------------- */
 
-/* For per-sample gradients and for curvature: views of each layer's input and delta, gradients summed anew with
- * weights, and deltas of labels that the network draws itself. All of it stands on the deltas of the latest batch with
- * gradients; where there is none, that is said. */
+/* For per-sample gradients and curvature: views of each layer's input and delta, weighted sums of gradients, and deltas
+ * of sampled labels. All require the deltas of the latest batch with gradients. */
 static tch_status check_batch(const tch_network *network, const char *function)
 {
     return network->rows >= 0 ? TCH_OK
@@ -290,7 +284,7 @@ int32_t tch_network_layer_count(const tch_network *network)
 
 tch_status tch_network_get_layer(tch_network *network, int32_t index, tch_network_layer *layer)
 {
-    TCHI_TRY(check_network(network, "tch_network_get_layer"));
+    TCHI_TRY(tchi_check_not_null("tch_network_get_layer", "network", network));
     if (layer == NULL || layer->struct_size != sizeof *layer) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "tch_network_get_layer: layer must point to a struct set to TCH_NETWORK_LAYER_INIT");
@@ -308,7 +302,7 @@ tch_status tch_network_get_layer(tch_network *network, int32_t index, tch_networ
 
 tch_status tch_network_weigh_samples(tch_network *network, const tch_tensor *weights, double scale)
 {
-    TCHI_TRY(check_network(network, "tch_network_weigh_samples"));
+    TCHI_TRY(tchi_check_not_null("tch_network_weigh_samples", "network", network));
     TCHI_ENTER_FOR(network->context, "tch_network_weigh_samples", sample);
     TCHI_TRY(check_batch(network, "tch_network_weigh_samples"));
     TCHI_TRY(weights != NULL ? check_weights(network, weights) : TCH_OK);
@@ -329,7 +323,7 @@ tch_status tch_network_weigh_samples(tch_network *network, const tch_tensor *wei
 
 tch_status tch_network_draw_labels(tch_network *network, uint64_t seed)
 {
-    TCHI_TRY(check_network(network, "tch_network_draw_labels"));
+    TCHI_TRY(tchi_check_not_null("tch_network_draw_labels", "network", network));
     tch_context *context = network->context;
     TCHI_ENTER_FOR(context, "tch_network_draw_labels", network);
     TCHI_TRY(check_batch(network, "tch_network_draw_labels"));

@@ -1,13 +1,13 @@
-/* Networks come and go here, and get their memory: parameters once, and one block for everything whose size depends on
- * the batch, which grows to the largest batch seen. */
+/* Creates and destroys networks. Parameters are allocated once; everything that depends on the batch is one block,
+ * which grows to the largest batch seen. */
 #include "network.h"
 
 #include <math.h>
-#include <stdalign.h>
 #include <stdio.h>
 
 #include "core/allocator.h"
 #include "core/check.h"
+#include "core/list.h"
 #include "core/status.h"
 #include "linalg/algebra.h"
 
@@ -68,7 +68,7 @@ static tch_matrices rows_from(tchi_arena *arena, int64_t rows, int64_t cols)
     return tchi_matrices_new(data, TCH_SCALAR_F32, 1, rows, cols);
 }
 
-/* What GELU's derivative is known by is its argument, so that its output needs memory of its own. */
+/* GELU's derivative needs its argument, so its output gets separate memory. */
 static void batch_layout(tch_network *network, tchi_arena *arena, int64_t rows)
 {
     network->scratch = tchi_arena_take(arena, 3 * TCH_LOSS_RANGES * (int64_t)sizeof(double));
@@ -114,8 +114,8 @@ tch_status tchi_network_set_batch(tch_network *network, int64_t rows)
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
-/* First values are drawn on the host, from a counter, with nothing but products and a square root: the same bits on
- * every machine, whatever the device. */
+/* Initial weights are drawn on the host from a counter, using only products and a square root: bitwise-identical on
+ * every machine and device. */
 
 #define CHUNK 16384 /* weights drawn before they go to the device: 64 KB of the host's memory */
 
@@ -157,11 +157,8 @@ static tch_status write_weights(tch_context *context, const tchi_layer *layer, u
 /* Layers of one network need different keys. */
 static tch_status draw_layer(tch_context *context, const tchi_layer *layer, uint64_t key, bool is_last)
 {
-    float *buffer = tchi_host_allocate(CHUNK * sizeof *buffer, alignof(float));
-    if (buffer == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for first weights",
-                         CHUNK * sizeof *buffer);
-    }
+    float *buffer;
+    TCHI_TRY(tchi_host_take(CHUNK * sizeof *buffer, "first weights", &buffer));
     tch_status status = write_weights(context, layer, key, bound_of(layer, is_last), buffer);
     tchi_host_release(buffer, CHUNK * sizeof *buffer);
     return status;
@@ -199,7 +196,7 @@ static void set_sizes(tch_network *network, const tch_network_config *config)
     }
 }
 
-/* A seed becomes one key for each layer, far from those of other seeds and layers. */
+/* Hashes a seed to a key per layer. */
 static uint64_t key_of(uint64_t seed, int32_t layer)
 {
     uint64_t z = (seed + 0xD1B54A32D192ED03u) ^ ((uint64_t)layer + 1) * 0x8CB92BA72F3D8DD7u;
@@ -208,7 +205,7 @@ static uint64_t key_of(uint64_t seed, int32_t layer)
     return z ^ (z >> 33);
 }
 
-/* The batch comes first: where its size is absurd, nothing was taken yet. */
+/* The batch comes first: an absurd size fails before anything is allocated. */
 static tch_status build_layers(tch_network *network, const tch_network_config *config)
 {
     tch_context *context = network->context;
@@ -232,11 +229,8 @@ tch_status tch_network_create(tch_context *context, const tch_network_config *co
     *network = NULL;
     TCHI_TRY(check_config(config));
     int32_t layer_count = config->hidden_count + 1;
-    tch_network *made = tchi_host_allocate(struct_bytes(layer_count), alignof(max_align_t));
-    if (made == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a network",
-                         struct_bytes(layer_count));
-    }
+    tch_network *made;
+    TCHI_TRY(tchi_host_take(struct_bytes(layer_count), "a network", &made));
     *made = (tch_network){.context = context, .loss = config->loss, .layer_count = layer_count, .rows = -1};
     set_sizes(made, config);
     tch_status status = build_layers(made, config);

@@ -1,9 +1,9 @@
-/* The inside of a network: its layers, and what a batch leaves behind in them.
+/* Internals of a network: its layers and their state after a batch.
  *
- * After tch_network_loss_and_gradients each layer holds, for the rows of that batch, what curvature is made of: the
+ * After tch_network_loss_and_gradients each layer holds, for the rows of that batch, the inputs of curvature: the
  * layer's `input` and the gradient of the batch's mean loss with respect to its pre-activation, `delta`. The first
- * layer's input is the caller's own tensor. The rest lies in one block of device memory with room for `capacity` rows;
- * a smaller batch uses the first of them. */
+ * layer's input is the caller's tensor. The rest is in one block of device memory with room for `capacity` rows; a
+ * smaller batch uses the first of them. */
 #ifndef TCHI_NETWORK_H
 #define TCHI_NETWORK_H
 
@@ -47,8 +47,8 @@ struct tch_network {
     tchi_layer layers[];
 };
 
-/* Room for a batch of `rows`; the memory is kept as it is where that fails. Every layer's matrices are then those of
- * this batch, except the first one's input. */
+/* Makes room for a batch of `rows`, keeping the old memory on failure. All layers' matrices are then those of this
+ * batch, except the first one's input. */
 tch_status tchi_network_set_batch(tch_network *network, int64_t rows);
 
 #endif

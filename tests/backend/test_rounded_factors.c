@@ -111,7 +111,7 @@ static batch make_factor(tch_context *context, int64_t count, int64_t n, int64_t
 
 static tch_clock clock_of(const double weight[2])
 {
-    return (tch_clock){.factor = {weight[0], weight[1]}, .narrow = {(float)weight[0], (float)weight[1]}};
+    return (tch_clock){.factor = {weight[0], weight[1]}, .factor_f32 = {(float)weight[0], (float)weight[1]}};
 }
 
 static void check_case(tch_context *context, const factor_case *f, const double weight[2], uint64_t stream)

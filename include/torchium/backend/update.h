@@ -15,13 +15,13 @@
 /* The clock of one parameter, on the device: the steps it has taken, and the numbers that follow for the step under
  * way. Parameters have clocks of their own since a gradient may be missing at some steps. */
 typedef struct tch_clock {
-    double step;        /* steps taken, the one under way included once `advance` has run */
-    double correction1; /* 1 - beta1^step, or 1 where nothing is corrected */
-    double correction2; /* 1 - beta2^step, or 1 */
-    double graft;       /* 1 - graft_beta2^step */
-    double factor[2];   /* a factor C becomes factor[0] G G' + factor[1] C */
-    float narrow[2];    /* the same two rounded */
-    double spare;       /* a clock is 64 bytes */
+    double step;         /* steps taken, the one under way included once `advance` has run */
+    double correction1;  /* 1 - beta1^step, or 1 where nothing is corrected */
+    double correction2;  /* 1 - beta2^step, or 1 */
+    double graft;        /* 1 - graft_beta2^step */
+    double factor[2];    /* a factor C becomes factor[0] G G' + factor[1] C */
+    float factor_f32[2]; /* the same two rounded */
+    double spare;        /* a clock is 64 bytes */
 } tch_clock;
 
 /* The numbers of one group, on the device, so that a graph that is replayed sees their changes. */

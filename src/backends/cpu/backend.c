@@ -7,12 +7,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/status.h"
 #include "core/threads.h"
 
 #include "backends/cpu/runtime/processor.h"
 #include "backends/cpu/spectral/eigh/eigh.h"
 #include "backends/cpu/spectral/shifted_inverse/shifted_inverse.h"
 #include "backends/cpu/user_kernel/kernel.h"
+#include "backends/host_memory.h"
 
 #define ALIGNMENT 256
 
@@ -97,13 +99,10 @@ static int32_t device_count(char *reason, size_t reason_size, char *libraries, s
 
 static tch_status state_create(int32_t index, void **state)
 {
-    tchi_cpu_state *s = host->allocate(sizeof *s, _Alignof(tchi_cpu_state));
-    if (s == NULL) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a context", sizeof *s);
-    }
+    tchi_cpu_state *s;
+    TCHI_TRY(tchi_backend_take(host, sizeof *s, "a context", &s));
     s->blas = tchi_blas_open(NULL);
     s->threads = tchi_num_threads();
-    s->fibers = NULL;
     *state = s;
     return TCH_OK;
 }

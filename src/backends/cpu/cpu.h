@@ -1,5 +1,5 @@
-/* The CPU backend: its state, its operations, and what they share. The table itself is filled in backend.c; each
- * operation is documented where the table declares it, in torchium/backend.h. */
+/* The CPU backend: its state, its operations and shared helpers. backend.c fills the table; torchium/backend.h
+ * documents the operations. */
 #ifndef TCHI_CPU_H
 #define TCHI_CPU_H
 
@@ -8,7 +8,7 @@
 #include "backends/cpu/loops/loops.h"
 #include "backends/cpu/runtime/blas/blas.h"
 
-/* The backend's entry point, the same as a module's. */
+/* Entry point of the backend, as in a module. */
 const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *services, char *reason, size_t reason_size);
 
 typedef struct tchi_cpu_state {
@@ -17,34 +17,34 @@ typedef struct tchi_cpu_state {
     struct tchi_fibers **fibers; /* kernel.h: NULL, or TCHI_CPU_FIBER_SLOTS of them, NULL where not needed yet */
 } tchi_cpu_state;
 
-/* What the library gave the backend: messages and memory. */
+/* Services of the library: messages and memory. */
 const tch_backend_host *tchi_cpu_host(void);
 
 /* --- shared ----------------------------------------------------------------------------------------------------- */
 
-/* One matrix of a batch; `thread` numbers the caller among the threads at work, from 0. */
+/* One matrix of a batch; `thread` is the index of the calling thread, from 0. */
 typedef void (*tchi_cpu_task)(void *argument, int64_t index, int thread);
 
-/* Runs a task for every matrix. Threads are used either across matrices, each task on one thread, or inside the tasks,
- * never both: the batch goes out in rounds of one matrix per thread, and what is left over runs one after another with
- * all threads inside each. `work` is a rough count of operations per matrix. */
+/* Runs a task for every matrix. Threads run either across matrices, one thread per task, or inside the tasks, never
+ * both: the batch is processed in rounds of one matrix per thread, and the remaining matrices run sequentially with all
+ * threads inside each. `work` estimates the operations per matrix. */
 void tchi_cpu_for_each(const tchi_cpu_state *state, int64_t batch, double work, tchi_cpu_task task, void *argument);
 
-/* Runs body(argument, from, to) over [0, count) split among threads, when `work` operations in all are worth it. Inside
- * a task of tchi_cpu_for_each it runs on the one thread it has. */
+/* Runs body(argument, from, to) over [0, count), divided among threads if the total `work` in operations is large
+ * enough. Inside a task of tchi_cpu_for_each it uses that task's one thread. */
 void tchi_cpu_split(const tchi_cpu_state *state, int64_t count, double work,
                     void (*body)(void *argument, int64_t from, int64_t to), void *argument);
 
-/* Runs body(argument, matrix, row) for every row of the shape's batch, split among threads; an element is counted as
+/* Runs body(argument, matrix, row) for every row of the shape's batch, divided among threads; an element counts as
  * `work` operations. */
 typedef void (*tchi_cpu_row_task)(const void *argument, int64_t index, int64_t row);
 void tchi_cpu_for_rows(const tchi_cpu_state *state, const tch_matrices *shape, double work, tchi_cpu_row_task body,
                        const void *argument);
 
-/* How many tasks may run at once: scratch is this many times what one needs. */
+/* Maximum number of concurrent tasks; scratch is allocated once per task. */
 int64_t tchi_cpu_slots(const tchi_cpu_state *state, int64_t batch);
 
-/* Scratch blocks of several threads lie side by side, each rounded to whole cache lines. */
+/* Scratch blocks of threads are contiguous, each rounded up to whole cache lines. */
 #define TCHI_CPU_SCRATCH_ROUND(bytes) (((bytes) + 63) / 64 * 64)
 
 static inline int64_t tchi_cpu_size(tch_scalar type)
@@ -80,8 +80,8 @@ static inline void tchi_cpu_set(const tch_matrices *m, int64_t index, int64_t ro
 void tchi_cpu_convert_block(const tch_matrices *m, int64_t index, int64_t row, int64_t rows, int64_t column,
                             int64_t cols, tch_scalar type, void *out, int64_t ld);
 
-/* C = alpha A' B over a batch in which little is summed over, if that can be done better than by BLAS; 0 if not, with
- * nothing done. */
+/* C = alpha A' B over a batch with a short contraction, if a kernel beats BLAS; otherwise returns 0 and does
+ * nothing. */
 int tchi_cpu_thin_product(const tchi_cpu_state *state, double alpha, const tch_matrices *a, const tch_matrices *b,
                           const tch_matrices *c);
 

@@ -1,5 +1,5 @@
-/* The CUDA module's table and its entry point, the one symbol it exports. The module itself needs neither a GPU nor a
- * driver to be opened: what is missing is said when devices are counted. */
+/* The CUDA module's table and its entry point, the only exported symbol. Opening the module needs neither GPU nor
+ * driver: what is missing is reported when devices are counted. */
 #include "cuda.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* What the files of the CUDA module share: the state of a context, the check of CUDA's own calls, and the operations of
- * the table by name. Readable by C and by CUDA C; kernels' helpers are in the .cuh files. */
+/* Shared by the CUDA module: the state of a context, error checks, and the operations of the table. For C and CUDA C;
+ * device helpers are in the .cuh files. */
 #ifndef TCHI_CUDA_H
 #define TCHI_CUDA_H
 
@@ -13,6 +13,7 @@
 #include "backends/cuda/product/kernel_choice.h"
 #include "backends/cuda/runtime/libraries/cublas.h"
 #include "backends/cuda/runtime/libraries/cusolver.h"
+#include "core/status.h"
 
 /* One GPU, as far as decisions need to know it. */
 typedef struct tchi_cuda_device {
@@ -33,7 +34,7 @@ typedef struct tchi_cuda_recorder {
     tchi_cuda_recorded *under_way; /* NULL unless one is, or there is no memory for it */
 } tchi_cuda_recorder;
 
-/* Page-locked buffers, streams and events of streamed products; made at the first one. */
+/* Page-locked buffers, streams and events of streamed products, created by the first one. */
 typedef struct tchi_cuda_staging tchi_cuda_staging;
 
 typedef struct tchi_cuda_state {
@@ -59,9 +60,9 @@ static inline int tchi_cuda_kernel_fits(const tchi_cuda_state *state, tchi_kerne
     return tchi_kernel_fits(kernel, state->device.major, state->device.processors, a, c);
 }
 
-/* Whether a stream is being captured in a CUDA graph. Work can be queued then, but nothing can synchronize, and memory
- * that is allocated would belong to the graph. CUDA refuses to answer for the legacy default stream while another
- * stream is captured: that counts as captured too, since the same calls are forbidden. */
+/* Whether a stream is being captured in a CUDA graph. Then work can be queued, but nothing can synchronize, and
+ * allocated memory would belong to the graph. For the legacy default stream CUDA returns an error while another stream
+ * is captured: that counts as capturing too, since the same calls are forbidden. */
 static inline int tchi_cuda_is_capturing(cudaStream_t stream)
 {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -74,15 +75,15 @@ static inline int tchi_cuda_is_capturing(cudaStream_t stream)
 
 TCH_BEGIN_DECLS
 
-/* What the library offers; set when the module is entered. */
+/* The library's services, set by the entry point. */
 extern const tch_backend_host *tchi_cuda_host;
 
 /* --- errors ------------------------------------------------------------------------------------------------------ */
 
-/* TCH_OK, or a status with the message "what: CUDA's own words"; clears the error where CUDA lets it be cleared. */
+/* TCH_OK, or a status with the message "what: CUDA's error text"; clears the error if possible. */
 tch_status tchi_cuda_check(cudaError_t error, const char *what);
 
-/* TCH_ERR_BACKEND, with what happened, where a kernel's fault has taken the device from this process. */
+/* TCH_ERR_BACKEND with the cause if a kernel fault has made the device unusable for this process. */
 tch_status tchi_cuda_check_device(int32_t device);
 
 /* A custom kernel was launched on the device: messages of a later fault name it. */
@@ -91,15 +92,7 @@ void tchi_cuda_remember_kernel(int32_t device, const char *name);
 /* After every launch. Under TORCHIUM_DEBUG_SYNC=1 it waits, so that the kernel named is the one that failed. */
 tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
 
-#define TCHI_CUDA_PASS(call)                                                                                           \
-    do {                                                                                                               \
-        tch_status tchi_status_ = (call);                                                                              \
-        if (tchi_status_ != TCH_OK) {                                                                                  \
-            return tchi_status_;                                                                                       \
-        }                                                                                                              \
-    } while (0)
-
-#define TCHI_CUDA_TRY(call, what) TCHI_CUDA_PASS(tchi_cuda_check((call), (what)))
+#define TCHI_CUDA_TRY(call, what) TCHI_TRY(tchi_cuda_check((call), (what)))
 
 /* --- devices, state, memory: device.c, state.c, memory.c, ranges.c, events.c ------------------------------------- */
 
@@ -108,14 +101,14 @@ tch_device_info_op tchi_cuda_device_info;
 tch_status tchi_cuda_device_read(int32_t index, tchi_cuda_device *device);
 tch_state_create_op tchi_cuda_state_create;
 tch_state_destroy_op tchi_cuda_state_destroy;
-/* Of blas_workspace, which kernels of our own may use between two products of cuBLAS. */
+/* Size of blas_workspace, which kernels may use between two cuBLAS products. */
 int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *state);
 tch_begin_op tchi_cuda_begin;
 tch_end_op tchi_cuda_end;
 /* The device of the call that this thread is in, or -1. */
 int32_t tchi_cuda_entered(void);
 tch_stream_op tchi_cuda_stream;
-/* Work goes there from now on, that of cuBLAS and cuSOLVER too; nothing is ordered. */
+/* Queues all further work there, including cuBLAS and cuSOLVER; streams are not ordered. */
 tch_status tchi_cuda_use_stream(tchi_cuda_state *state, cudaStream_t stream);
 tch_synchronize_op tchi_cuda_synchronize;
 tch_range_op tchi_cuda_range;
@@ -125,12 +118,18 @@ tch_side_begin_op tchi_cuda_side_begin;
 tch_side_mark_op tchi_cuda_side_mark;
 tch_side_join_op tchi_cuda_side_join;
 tch_event_destroy_op tchi_cuda_event_destroy;
-/* ranges.c: whether a profiler listens; and what it hears, whatever is being recorded */
+/* Create a non-blocking stream or an event without timing, unless there is one. */
+cudaError_t tchi_cuda_ensure_stream(cudaStream_t *stream);
+cudaError_t tchi_cuda_ensure_event(cudaEvent_t *event);
+/* NULL is allowed. Errors during teardown are ignored. */
+void tchi_cuda_drop_stream(cudaStream_t stream);
+void tchi_cuda_drop_event(cudaEvent_t event);
+/* ranges.c: whether a profiler is attached; and its ranges, recording or not */
 bool tchi_cuda_ranges_heard(void);
 void tchi_cuda_range_open(const char *name);
 void tchi_cuda_range_close(void);
 /* recording.c */
-/* Tells a recording that a range begins, or with NULL that it ends. */
+/* Notes the begin of a range in a recording, or its end with NULL. */
 void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name);
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder);
 void tchi_cuda_recorder_destroy(tchi_cuda_recorder *recorder);
@@ -138,7 +137,7 @@ tch_recording_record_op tchi_cuda_recording_record;
 tch_recording_replay_op tchi_cuda_recording_replay;
 tch_recording_bytes_op tchi_cuda_recording_bytes;
 tch_recording_release_op tchi_cuda_recording_release;
-/* Rates by compute capability alone, so that the decision can be tested for GPUs that are not at hand. */
+/* Rates by compute capability alone, so that decisions for other GPUs can be tested. */
 tch_product_rates tchi_cuda_rates_of(int32_t major, int32_t minor);
 tch_product_rates_op tchi_cuda_product_rates;
 tch_allocate_op tchi_cuda_allocate;
@@ -181,8 +180,8 @@ tch_spectrum_power_op tchi_cuda_spectrum_power;
 tch_gemm_op tchi_cuda_gemm;
 tch_gram_op tchi_cuda_gram;
 tch_symmetric_product_op tchi_cuda_symmetric_product;
-/* Kernels of our own for it, and whether the table and the kernel support these operands. C = c0 I + c1 D + c2 A B'
- * over the lower tiles, mirrored; D may be NULL; A and B n by k, rows aligned to 16 bytes. */
+/* Its custom kernels, and whether the table and the kernel support these operands. C = c0 I + c1 D + c2 A B' over the
+ * lower tiles, mirrored; D may be NULL; A and B n by k, rows aligned to 16 bytes. */
 typedef int tchi_symmetric_supported(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
                                      const tch_matrices *b, const tch_matrices *c);
 typedef tch_status tchi_symmetric_kernel(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
@@ -193,14 +192,14 @@ tchi_symmetric_supported tchi_cuda_symmetric_pingpong_supported;
 tchi_symmetric_kernel tchi_cuda_symmetric_pingpong;
 tchi_symmetric_supported tchi_cuda_symmetric_bf16x2_supported;
 tchi_symmetric_kernel tchi_cuda_symmetric_bf16x2;
-/* The same products with a scale for each matrix, and whether they support all those of steps on X. */
+/* The same products with a scale per matrix, and whether all products of steps on X are supported. */
 int tchi_cuda_symmetric_scaled_supported(const tchi_cuda_state *state, const tch_matrices *x);
 tch_status tchi_cuda_symmetric_scaled(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
                                       const tch_matrices *a, const tch_matrices *b, const double *scale,
                                       int32_t exponent, const tch_matrices *c);
-/* The same for any float types, the split one included, where no faster way supports the operands. */
+/* The same for any float types, including the split one, if no faster kernel supports the operands. */
 tchi_symmetric_kernel tchi_cuda_symmetric_any;
-/* Makes square matrices symmetric by copying what is below the diagonal to above it. */
+/* Copies the lower triangle of square matrices to the upper. */
 tch_status tchi_cuda_mirror_lower(tchi_cuda_state *state, const tch_matrices *c);
 /* C = alpha op(A) op(B), op(A) having one column and op(B) one row; C is not read. Any float types. */
 tch_status tchi_cuda_outer(tchi_cuda_state *state, double alpha, const tch_matrices *a, int32_t transpose_a,
@@ -244,7 +243,7 @@ tch_status tchi_cuda_gram_rounded(tchi_cuda_state *state, double alpha, const tc
 
 tch_cholesky_op tchi_cuda_cholesky;
 int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t batch);
-/* The same for matrices of up to TCHI_CUDA_CHOLESKY_LEAF, without scratch. Flagged ones get the identity. */
+/* The same for matrices of up to TCHI_CUDA_CHOLESKY_LEAF, without scratch. Flagged ones become the identity. */
 #define TCHI_CUDA_CHOLESKY_LEAF 128
 tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
                                    int32_t *flags);
@@ -278,7 +277,7 @@ tch_damped_divide_op tchi_cuda_damped_divide;
 tch_status tchi_cuda_token_norms(tchi_cuda_state *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
                                  const tch_matrices *g, double scale, double *norms, void *scratch);
 
-/* Scratch of these, as scratch_bytes asks for it. */
+/* Scratch sizes, for scratch_bytes. */
 int64_t tchi_cuda_sample_sums_scratch(int64_t rows, int64_t cols, int64_t batch);
 int64_t tchi_cuda_token_runs_scratch(int64_t samples, int64_t positions, int64_t cols); /* of norms and sums */
 int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions);

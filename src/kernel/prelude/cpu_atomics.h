@@ -1,4 +1,4 @@
-/* CUDA's atomics, by the compiler's own: relaxed, as CUDA's are. Floating-point ones try until nobody came between. */
+/* CUDA's atomics by compiler builtins, relaxed as on a GPU. Floating-point ones retry until the exchange succeeds. */
 namespace tchi
 {
 
@@ -23,13 +23,13 @@ template <typename T, typename F> static inline T change(T *address, F next)
     typedef typename bits_of<sizeof(T)>::type bits;
     typedef bits __attribute__((may_alias)) cell;
     cell *at = (cell *)address;
-    bits seen = __atomic_load_n(at, __ATOMIC_RELAXED), wanted;
+    bits seen = __atomic_load_n(at, __ATOMIC_RELAXED), desired;
     T before;
     do {
         memcpy(&before, &seen, sizeof before);
         T after = next(before);
-        memcpy(&wanted, &after, sizeof wanted);
-    } while (!__atomic_compare_exchange_n(at, &seen, wanted, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+        memcpy(&desired, &after, sizeof desired);
+    } while (!__atomic_compare_exchange_n(at, &seen, desired, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return before;
 }
 

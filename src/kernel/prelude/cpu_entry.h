@@ -1,5 +1,5 @@
-/* Put behind the user's source: exports the kernel TCHI_KERNEL. A source's macros are still in force here, so that no
- * name is used that could be one of them. */
+/* After the user's source: exports the kernel TCHI_KERNEL. The source's macros are still active, so no name here may be
+ * one of them. */
 namespace tchi
 {
 enum { tchi_uses_waits = __COUNTER__ - tchi_counter_before > 1 };

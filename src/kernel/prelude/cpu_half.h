@@ -1,5 +1,5 @@
-/* __half and __nv_bfloat16 with what cuda_fp16.h and cuda_bf16.h are mostly used for. Arithmetic is done in float and
- * rounded once more; for one sum, product, quotient or root that gives the same as rounding once. */
+/* __half and __nv_bfloat16 with the common part of cuda_fp16.h and cuda_bf16.h. Arithmetic is done in float and rounded
+ * once more, which equals a single rounding for one sum, product, quotient or root. */
 namespace tchi
 {
 
@@ -17,7 +17,7 @@ static inline uint16_t half_from_float(float x)
 {
     uint32_t bits = reinterpret<uint32_t>(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
     uint32_t normal = (size + 0xfffu + (size >> 13 & 1u) - 0x38000000u) >> 13;
-    /* Numbers near a half are 2^-24 apart, as subnormal halves are: the sum rounds. */
+    /* Floats near 0.5 are spaced 2^-24 like subnormal float16, so the sum rounds. */
     uint32_t small = reinterpret<uint32_t>(reinterpret<float>(size) + 0.5f) - 0x3f000000u;
     uint32_t rounded = size < 0x38800000u ? small : normal;
     rounded = size >= 0x477ff000u ? 0x7c00u : rounded; /* from 65520 on */

@@ -1,5 +1,5 @@
-/* What the library and a compiled kernel know of each other on the CPU. The library includes this file, and its text
- * goes before every user's source; a change here wants another TCHI_CPU_KERNEL_ABI. */
+/* The interface between the library and a compiled CPU kernel. The library includes this file, and its text precedes
+ * every user source; changes require a new TCHI_CPU_KERNEL_ABI. */
 #ifndef TCHI_CPU_LAUNCH_H
 #define TCHI_CPU_LAUNCH_H
 
@@ -10,7 +10,7 @@
 
 enum { TCHI_CPU_KERNEL_FIBERS = 1 };
 
-/* What a thread of a block waits for: all of the block, or the lanes of its warp that a mask names. */
+/* What a thread waits for: its block, or the lanes of a mask in its warp. */
 enum { TCHI_WAIT_BLOCK = 0, TCHI_WAIT_SHUFFLE = 1, TCHI_WAIT_BALLOT = 2 };
 
 typedef struct tchi_cpu_wait {
@@ -24,15 +24,15 @@ typedef struct tchi_cpu_launch {
     uint32_t grid[3], block[3];
     const void *const *arguments;
     void *runner; /* the library's: who runs blocks on this thread of the CPU; the first argument of the two below */
-    /* Returns when those it waits for have come, with the other lane's value, the votes of the lanes, or the number of
-     * the block's threads whose condition held. */
+    /* Returns when all have arrived, with the other lane's value, the lanes' votes, or the number of threads in the
+     * block whose condition held. */
     uint64_t (*wait)(void *runner, const tchi_cpu_wait *wait);
     /* Ends the launch; does not return. */
     void (*fail)(void *runner, const char *message);
 } tchi_cpu_launch;
 
-/* The object a compiled kernel exports as "tchi_kernel". With barriers `enter` prepares a block and `thread` runs one
- * thread of it; without, `run` runs whole blocks. */
+/* The object a compiled kernel exports as "tchi_kernel". With barriers, `enter` prepares a block and `thread` runs one
+ * of its threads; without, `run` runs whole blocks. */
 typedef struct tchi_cpu_kernel_entry {
     uint32_t abi;
     uint32_t flags;

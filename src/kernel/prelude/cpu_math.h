@@ -1,5 +1,5 @@
-/* CUDA's mathematical functions, integer intrinsics and conversions that C's library does not have. The fast ones
- * (__expf and friends) are the exact ones here; they are macros since the C library has reserved the names. */
+/* CUDA's math functions, integer intrinsics and conversions that the C library lacks. The fast variants (__expf etc.)
+ * are the exact ones, as macros since the C library reserves the names. */
 #define __expf(x) expf(x)
 #define __logf(x) logf(x)
 #define __log2f(x) log2f(x)
@@ -39,7 +39,7 @@ TCHI_FUNCTION(double, max, (double a, float b), return fmax(a, (double)b))
 
 /* --- functions of real numbers ----------------------------------------------------------------------------------- */
 
-/* C23 has these by the same names, and so have C libraries from glibc 2.41 on: CUDA's stand beside them. */
+/* C23 and C libraries from glibc 2.41 on also have these names. */
 #define rsqrt tchi_rsqrt
 #define rsqrtf tchi_rsqrtf
 #define sinpi tchi_sinpi
@@ -61,7 +61,7 @@ TCHI_FUNCTION(float, fdividef, (float x, float y), return x / y)
 TCHI_FUNCTION(float, __fdividef, (float x, float y), return x / y)
 TCHI_FUNCTION(float, __saturatef, (float x), return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
 
-/* The rounding is the nearest: the CPU's, which nothing here changes. */
+/* Rounds to nearest, the CPU's default mode. */
 TCHI_FUNCTION(float, __fadd_rn, (float x, float y), return x + y)
 TCHI_FUNCTION(float, __fmul_rn, (float x, float y), return x * y)
 TCHI_FUNCTION(float, __fmaf_rn, (float x, float y, float z), return fmaf(x, y, z))
@@ -75,7 +75,7 @@ TCHI_FUNCTION(float, __frsqrt_rn, (float x), return rsqrtf(x))
 namespace tchi
 {
 
-/* As a GPU converts: what does not fit becomes the nearest number that does, and NaN becomes 0. */
+/* Converts like a GPU: saturates, and NaN becomes 0. */
 template <typename To, typename From> static inline To saturate(From x, double least, double end)
 {
     if (!((double)x == (double)x)) {
@@ -140,11 +140,11 @@ TCHI_FUNCTION(int, __ffs, (int x), return __builtin_ffs(x))
 TCHI_FUNCTION(int, __ffsll, (long long x), return __builtin_ffsll(x))
 static inline unsigned __brev(unsigned x)
 {
-    unsigned turned = 0;
+    unsigned reversed = 0;
     for (int bit = 0; bit < 32; bit++) {
-        turned |= (x >> bit & 1u) << (31 - bit);
+        reversed |= (x >> bit & 1u) << (31 - bit);
     }
-    return turned;
+    return reversed;
 }
 TCHI_FUNCTION(int, __mulhi, (int a, int b), return (int)((long long)a * b >> 32))
 TCHI_FUNCTION(unsigned, __umulhi, (unsigned a, unsigned b), return (unsigned)((unsigned long long)a * b >> 32))

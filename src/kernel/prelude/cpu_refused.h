@@ -1,5 +1,5 @@
-/* What a GPU has and the CPU cannot do is an error at the user's line, with the reason; and the counter that tells
- * whether the source waits begins here. Comes last before the source: system headers use some of these words. */
+/* GPU-only features are errors at the user's line with a reason; the counter that detects synchronization starts here.
+ * Last before the source: system headers use some of these words. */
 #define TCHI_REFUSED_(text) _Pragma(#text)
 #define TCHI_REFUSED(text) TCHI_REFUSED_(GCC error text)
 

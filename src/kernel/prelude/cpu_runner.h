@@ -1,8 +1,8 @@
-/* Runs a kernel for a range of blocks. Stands before the user's source, whose macros must not reach it; cpu_entry.h
- * gives it the kernel.
+/* Runs a kernel for a range of blocks. Precedes the user's source, whose macros must not affect it; cpu_entry.h passes
+ * it the kernel.
  *
- * Without barriers the threads of a block are a loop around the kernel, which the compiler inlines into it; that they
- * are independent of each other is what CUDA asks of them, and what ivdep says. */
+ * Without barriers the threads of a block are a loop around the inlined kernel; CUDA requires them to be independent,
+ * which ivdep tells the compiler. */
 namespace tchi
 {
 
@@ -31,7 +31,7 @@ static inline void enter_block(const tchi_cpu_launch *l, int64_t block)
 
 template <typename F, F kernel> struct tchi_entry;
 template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...), kernel> {
-    /* Parameters are copied once: what a thread stores through a pointer cannot be one of them. */
+    /* Parameters are copied once: stores through pointers cannot alias them. */
     static __attribute__((flatten, noinline)) void blocks(const tchi_cpu_launch *l, int64_t from, int64_t to, P... p)
     {
         const int width = (int)l->block[0];
@@ -86,7 +86,7 @@ template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...),
     }
 };
 
-/* Only the way that is used is compiled. */
+/* Only the variant in use is compiled. */
 template <int fibers, typename E> struct tchi_describe {
     static constexpr tchi_cpu_kernel_entry tchi_value = {TCHI_CPU_KERNEL_ABI, 0, &E::run, nullptr, nullptr};
 };

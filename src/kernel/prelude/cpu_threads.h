@@ -1,9 +1,8 @@
-/* Where a thread is in its block and grid, and how the threads of a block wait for each other.
+/* Thread indices, and synchronization within a block.
  *
- * blockIdx.x * blockDim.x + threadIdx.x is unsigned in CUDA and may wrap, which keeps a compiler from seeing that
- * neighboring threads touch neighboring elements. A launch has fewer than 2^31 threads along x here, so that this one
- * sum, and gridDim.x * blockDim.x, never wrap: they are taken in signed numbers, and everything else is unsigned as it
- * should be. */
+ * blockIdx.x * blockDim.x + threadIdx.x is unsigned in CUDA and may wrap, which hides contiguous accesses from the
+ * compiler. Launches have fewer than 2^31 threads along x here, so this sum and gridDim.x * blockDim.x never wrap: they
+ * are computed as signed numbers, everything else as unsigned. */
 namespace tchi
 {
 
@@ -71,7 +70,7 @@ static thread_local const tchi_cpu_launch *launch;
     __builtin_unreachable();
 }
 
-/* Other threads of the block run meanwhile, and leave their own place behind. */
+/* Other threads run meanwhile and change the current position. */
 static __attribute__((noinline, unused)) uint64_t wait(tchi_cpu_wait w)
 {
     auto here = threadIdx;
@@ -96,7 +95,7 @@ template <typename T> static inline T exchange(unsigned mask, T value, unsigned 
     return value;
 }
 
-/* Lanes outside the segment of `width` give back the thread's own value. */
+/* Lanes outside the segment of `width` return the thread's own value. */
 template <typename T> static inline T shfl(unsigned mask, T value, int source, int width = 32)
 {
     unsigned first = lane() & ~(unsigned)(width - 1);
@@ -181,7 +180,7 @@ namespace tchi
 
 TCHI_FUNCTION(unsigned, mask_or_all, (unsigned mask = 0xffffffffu), return mask)
 
-/* The lanes that exist; one that has returned counts as having come wherever it is waited for. */
+/* The lanes that exist; a returned thread counts as arrived. */
 static inline unsigned active()
 {
     unsigned threads = blockDim.x * blockDim.y * blockDim.z;
@@ -193,7 +192,7 @@ static inline unsigned active()
 #ifdef TCHI_DYNAMIC
 alignas(128) static thread_local unsigned char dynamic_bytes[TCHI_CPU_KERNEL_SHARED];
 
-/* What "extern __shared__ T name[]" becomes a pointer to. */
+/* Target of "extern __shared__ T name[]". */
 struct dynamic_shared {
     template <typename T> operator T *() const
     {

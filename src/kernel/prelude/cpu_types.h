@@ -1,4 +1,4 @@
-/* The words of CUDA C++ that a C++ compiler does not know, and CUDA's vector types. */
+/* Keywords of CUDA C++ and CUDA's vector types. */
 #include <float.h>
 #include <limits.h>
 #include <math.h>

@@ -1,8 +1,7 @@
-/* What the parameters of a kernel are, for whoever launches it. Put behind the user's source, with TCHI_KERNEL being
- * the kernel's name expression and TCHI_EXPORT what makes a constant array findable by name on the device at hand. The
- * array holds the number of parameters, then for each the six numbers of tch_kernel_parameter, in their order. C++14,
- * and without any header, since NVRTC has none; every name begins with ours, since the user's macros are still
- * there. */
+/* Describes the parameters of a kernel for launches. After the user's source, with TCHI_KERNEL the kernel's name
+ * expression and TCHI_EXPORT the export of a constant array. The array has the number of parameters, then the six
+ * numbers of tch_kernel_parameter for each. C++14 without headers, since NVRTC has none; all names are prefixed, since
+ * the user's macros are still active. */
 struct __half;
 struct __nv_bfloat16;
 
@@ -46,7 +45,7 @@ TCHI_KIND(__half, TCHI_REAL)
 TCHI_KIND(__nv_bfloat16, TCHI_REAL, 1)
 #undef TCHI_KIND
 
-/* 0 where there is no size to know: void, and types that are only declared. */
+/* 0 for types without a size: void and incomplete types. */
 template <typename tchi_t, typename = void> struct tchi_size {
     enum { tchi_value = 0 };
 };

@@ -1,5 +1,5 @@
-/* Conversions between float types over contiguous runs, rounding to nearest even, done on the bits so that every
- * compiler and processor gives the same result and the loops vectorize. A file that defines CUSTOM_HALVES brings
+/* Conversions between float types over contiguous runs, rounding to nearest even. They operate on bits, so that all
+ * compilers and processors give the same result and the loops vectorize. A file that defines CUSTOM_FP16 provides
  * f16_to_f32 and f32_to_f16. */
 #include "backends/cpu/loops/loops.h"
 
@@ -19,7 +19,7 @@ static inline float float_of(uint32_t bits)
     return value;
 }
 
-/* Multiplying by 2^112 moves the half's exponent to the float's bias and makes subnormals come out right. */
+/* Multiplying by 2^112 rebiases the exponent from float16 to float32 and normalizes subnormals. */
 static inline float half_to_float(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
@@ -29,8 +29,8 @@ static inline float half_to_float(uint16_t half)
     return float_of(bits | sign);
 }
 
-/* Normal results round by adding half a unit of the last kept bit (less one when that bit is even); subnormal ones by
- * letting a float addition of 0.5 align them; above the largest half everything is infinite. */
+/* Normal results round by adding half a unit of the last kept bit (less one if that bit is even), subnormal ones by
+ * adding 0.5 in float32, which aligns them. Above the largest float16 the result is infinite. */
 static inline uint16_t float_to_half(float value)
 {
     uint32_t bits = bits_of(value);
@@ -57,8 +57,8 @@ static inline uint16_t float_to_bfloat(float value)
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
 }
 
-/* A double rounded to float so that rounding again to 16 bits gives what one rounding would: an inexact result is
- * truncated and its last bit set ("round to odd"). */
+/* Round to odd: a double rounded to float so that rounding again to 16 bits equals a single rounding. An inexact result
+ * is truncated and its last bit set. */
 static inline float double_to_odd(double value)
 {
     float nearest = (float)value;
@@ -94,7 +94,7 @@ CONVERSION(f64_to_bf16, double, uint16_t, float_to_bfloat(double_to_odd(x[i])))
 CONVERSION(f16_to_bf16, uint16_t, uint16_t, float_to_bfloat(half_to_float(x[i])))
 CONVERSION(bf16_to_f16, uint16_t, uint16_t, float_to_half(bfloat_to_float(x[i])))
 
-#if !defined(CUSTOM_HALVES)
+#if !defined(CUSTOM_FP16)
 CONVERSION(f16_to_f32, uint16_t, float, half_to_float(x[i]))
 CONVERSION(f32_to_f16, float, uint16_t, float_to_half(x[i]))
 #endif

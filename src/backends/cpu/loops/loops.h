@@ -1,7 +1,7 @@
-/* The loops of the CPU backend that are not BLAS: over contiguous runs of one row, in every precision and for every
- * instruction set. A table holds one precision; tchi_loops_for picks the widest instruction set the processor has.
- * The sets for x86-64 are the same text (loops_body.h) compiled with other flags, so the plain one is the reference.
- * That for aarch64 differs in the loops of which the compiler makes less than the processor can do (loops_neon.h). */
+/* The loops of the CPU backend outside BLAS: over contiguous runs of a row, per precision and instruction set.
+ * tchi_loops_for picks the widest instruction set of the processor. The x86-64 sets compile the same text
+ * (loops_body.h) with different flags, so the plain one is the reference; aarch64 replaces the loops that the compiler
+ * vectorizes poorly (loops_neon.h). */
 #ifndef TCHI_CPU_LOOPS_H
 #define TCHI_CPU_LOOPS_H
 
@@ -27,7 +27,7 @@ typedef struct tchi_loops {
     double (*dot)(int64_t n, const void *x, const double *y);
     /* sums of x y0, x y1, x y2, x y3 for four double vectors stored one after another */
     void (*dot4)(int64_t n, const void *x, const double *y, double sums[4]);
-    /* sum of x y, both of the table's precision; the same bits with every instruction set that fuses */
+    /* sum of x y, both of the table's precision; bitwise-identical for every instruction set with fma */
     double (*inner_product)(int64_t n, const void *x, const void *y);
     /* the same in another order, and the sum of |x y| */
     void (*sum_terms)(int64_t n, const void *x, const void *y, double *sum, double *size);
@@ -43,9 +43,9 @@ typedef struct tchi_loops {
 
 const tchi_loops *tchi_loops_for(tch_scalar type);
 
-/* C = alpha A' B in float32: A is `inner` by `rows`, at most TCHI_THIN_MOST_ROWS, and B is `inner` by `cols`.
- * `past_caches`: C is written without being read into the caches first, which wants its rows aligned to 64 bytes and
- * a sum of one pass. */
+/* C = alpha A' B in float32: A is `inner` by `rows`, at most TCHI_THIN_MOST_ROWS, B is `inner` by `cols`.
+ * `past_caches`: non-temporal stores to C, which require rows aligned to 64 bytes and a single pass over the
+ * contraction. */
 #define TCHI_THIN_MOST_ROWS 256
 typedef struct tchi_thin_ctx {
     const float *a, *b;
@@ -56,7 +56,7 @@ typedef struct tchi_thin_ctx {
     int past_caches;
 } tchi_thin_ctx;
 
-/* How an instruction set does it, and for what it is meant. */
+/* The kernel of an instruction set, and its intended sizes. */
 typedef struct tchi_thin_product {
     void (*run)(const tchi_thin_ctx *ctx);
     int64_t rows, cols;    /* of the tiles of C */
@@ -87,7 +87,7 @@ typedef struct tchi_cpu_level {
     bool (*is_usable)(void);
 } tchi_cpu_level;
 
-/* The widest first. The last one is the plain one, which every processor has. */
+/* Widest first; the last is plain, which every processor supports. */
 extern const tchi_cpu_level tchi_cpu_levels[];
 
 #endif

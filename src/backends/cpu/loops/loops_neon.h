@@ -1,7 +1,7 @@
-/* Those loops of loops_body.h of which the compiler makes less than an aarch64 processor can do: it sums doubles in one
- * register and floats in two, each addition waiting for the last, and writes one vector a turn. VECTOR is a register of
- * REAL, and the functions of one precision have macros' names. The NaN rules are those of loops_body.h, whose results
- * scale, kronecker and max_abs equal. */
+/* The loops of loops_body.h that the compiler vectorizes poorly on aarch64: it accumulates doubles in one register and
+ * floats in two, so that additions form a dependency chain, and writes one vector per iteration. VECTOR is a register
+ * of REAL; macros name the functions of one precision. NaN follows loops_body.h, with which scale, kronecker and
+ * max_abs are bitwise-identical. */
 #include <arm_neon.h>
 
 enum {
@@ -9,7 +9,7 @@ enum {
     STEP = 4 * LANES /* what is done in a turn: four registers */
 };
 
-/* All of a turn is read before any of it is written: out may be x. */
+/* Reads all operands of an iteration before writing: out may be x. */
 static inline void scale_run(int64_t n, REAL factor, const REAL *x, REAL *out)
 {
     int64_t i = 0;
@@ -39,7 +39,7 @@ static void kronecker(int64_t m, const void *a_data, int64_t n, const void *b, v
     }
 }
 
-/* Not the processor's own maximum, which takes a signaling NaN for the larger. */
+/* Not the maximum instruction, which prefers a signaling NaN. */
 static inline VECTOR larger(VECTOR largest, VECTOR v)
 {
     return SELECT(GREATER(v, largest), v, largest);

@@ -1,6 +1,6 @@
-/* Copies between arrays of any strides, with conversion of type. Dimensions that can be walked as one are merged, the
- * one with the smallest stride in dst becomes the inner loop, and a row that is not contiguous on both sides goes
- * through a small buffer: gather, convert, scatter. */
+/* Copies between arrays of any strides, with type conversion. Contiguous dimensions are merged, the smallest stride in
+ * dst becomes the inner loop, and a row that is strided on either side passes through a small buffer: gather, convert,
+ * scatter. */
 #include "backends/cpu/cpu.h"
 #include "core/arith.h"
 
@@ -31,7 +31,7 @@ static int by_dst_stride(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Drops sizes of 1, orders by dst's strides, and merges neighbors that are one run on both sides. */
+/* Drops sizes of 1, sorts by dst's strides and merges adjacent dimensions that are contiguous on both sides. */
 static void merge_axes(copy_ctx *ctx)
 {
     axis kept[TCH_MAX_RANK];
@@ -140,7 +140,7 @@ static bool is_empty(const tch_array *array)
     return false;
 }
 
-/* One long row is cut into equal ones, if its length allows, so that threads can share it. */
+/* Divides a single long row into equal parts, if its length allows, so that threads can share it. */
 static void cut_single_row(copy_ctx *ctx)
 {
     axis *only = &ctx->axes[0];
@@ -195,7 +195,7 @@ static void fill_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-/* Integers take the value truncated towards zero; what does not fit is brought to the nearest end. */
+/* Integers: truncated towards zero and saturated. */
 static void make_pattern(tch_scalar type, double value, char *pattern)
 {
     if (type == TCH_SCALAR_I32) {

@@ -1,4 +1,4 @@
-/* Elementwise operations on batches of matrices. Each walks over all rows of all matrices, split among threads. */
+/* Elementwise operations on batches of matrices, row by row, divided among threads. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ typedef struct row_ctx {
     uint64_t seed;
 } row_ctx;
 
-/* An element is a load, a little arithmetic and a store: counted as four operations. */
+/* An element counts as four operations: load, arithmetic, store. */
 static void for_rows(void *state, row_ctx *ctx, tchi_cpu_row_task body)
 {
     ctx->loops = tchi_loops_for(ctx->out->type);
@@ -47,8 +47,8 @@ tch_status tchi_cpu_combine(void *state, double c0, double c1, const tch_matrice
     return TCH_OK;
 }
 
-/* scale^exponent as a product of two, so that near the ends of the range neither is beyond that of `type`, as 1 / scale
- * may be. The second is 1 everywhere else. */
+/* scale^exponent as a product of two factors, so that neither leaves the range of `type` near its ends, as 1 / scale
+ * may. The second is 1 everywhere else. */
 typedef struct factors {
     double first, second;
 } factors;
@@ -64,7 +64,7 @@ static factors factors_of(tch_scalar type, double scale, double exponent)
     return (factors){pow(ldexp(1.0, half), exponent), pow(ldexp(scale, -half), exponent)};
 }
 
-/* The shift is added before scaling and in double, since it may be far below the rounding of the diagonal's type. */
+/* The shift is added before scaling, in double: it may be far below the rounding error of the diagonal. */
 static void shift_scale_row(const void *argument, int64_t b, int64_t i)
 {
     const row_ctx *j = argument;
@@ -116,7 +116,7 @@ tch_status tchi_cpu_scale_rows(void *state, const tch_matrices *x, const tch_mat
     return TCH_OK;
 }
 
-/* A counter turned into 64 well-mixed bits: two rounds of multiply and shift over a Weyl step. */
+/* Hashes a counter to 64 bits: two rounds of multiply and shift over a Weyl sequence. */
 static uint64_t mix(uint64_t counter)
 {
     uint64_t z = counter * 0x9E3779B97F4A7C15u;

@@ -24,7 +24,7 @@ static void pack_row(const void *argument, int64_t b, int64_t i)
     tchi_convert(i + 1, c->type, packed_row(c, b, i), c->full->type, tchi_cpu_row(c->full, b, i));
 }
 
-/* Row i from column `from` on, right of the diagonal: column i of the rows below. */
+/* Row i right of the diagonal, from column `from` on: column i of the rows below. */
 static void mirror_row(const packed_ctx *c, int64_t b, int64_t i, int64_t from, int64_t to)
 {
     char *row = tchi_cpu_row(c->full, b, i);
@@ -39,7 +39,7 @@ static void mirror_row(const packed_ctx *c, int64_t b, int64_t i, int64_t from, 
     }
 }
 
-/* Strips of rows, so that what is read of a row below serves all of a strip. */
+/* Strips of rows, so that a row below is read once per strip. */
 static void unpack_strips(void *argument, int64_t from, int64_t to)
 {
     const packed_ctx *c = argument;

@@ -1,5 +1,5 @@
-/* Reductions: one number per matrix. A batch is split by matrices, a single matrix by rows; either way the partial
- * results are combined in a fixed order, so that the number does not depend on the number of threads at work. */
+/* Reductions: one number per matrix. A batch is divided by matrices, a single matrix by rows; partial results are
+ * combined in a fixed order, independent of the number of threads. */
 #include "backends/cpu/cpu.h"
 #include "backends/rules.h"
 
@@ -79,8 +79,8 @@ static double reduce_matrix(const reduce_ctx *j, int64_t index, tch_reduction ki
     return result;
 }
 
-/* Squares of float64 entries beyond about 1e150 overflow and of those below 1e-150 vanish, so entries are divided by
- * the largest first; float32 entries cannot reach that far in float64 sums, and are spared the extra pass. */
+/* Squares of float64 entries above about 1e150 overflow and below 1e-150 underflow, so entries are first divided by the
+ * largest. float32 entries cannot leave the range of float64 sums and skip that pass. */
 static double frobenius(const reduce_ctx *j, int64_t index)
 {
     if (j->x->type != TCH_SCALAR_F64) {
@@ -114,7 +114,7 @@ tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *
 
 /* --- ranges ----------------------------------------------------------------------------------------------------- */
 
-/* In two steps, neither of which leaves the range: one alone could be a power that no number holds. */
+/* In two steps, because a single power of two could be out of range. */
 static void scale_by_power_of_two(const reduce_ctx *j, int64_t index, int exponent)
 {
     double first = ldexp(1.0, exponent / 2);
@@ -126,7 +126,7 @@ static void scale_by_power_of_two(const reduce_ctx *j, int64_t index, int expone
     }
 }
 
-/* What may be X_b's norm by now; its numbers are near 1 where the norm would not be good to full precision. */
+/* Rescales X_b near 1 if its norm would not be accurate to full precision. */
 static void rescale_one(void *argument, int64_t index, int thread)
 {
     const reduce_ctx *j = argument;
@@ -140,8 +140,8 @@ static void rescale_one(void *argument, int64_t index, int thread)
     j->out[index] = frobenius(j, index);
 }
 
-/* With the norm for the largest eigenvalue and all of it for damping, the setup of a root gives max(|X|, eps) as its
- * bound, or 1. */
+/* With the norm as the largest eigenvalue and relative damping 1, root_setup returns max(|X|, eps) as the bound, or
+ * 1. */
 tch_status tchi_cpu_normalize(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
                               int32_t *deferred)
 {

@@ -1,6 +1,5 @@
-/* What networks need besides products: activations, their derivatives, sums of columns, and losses. The elementary
- * functions are written out as polynomials, so that the compiler can make vectors of the loops around them; each says
- * how far it is from the true function. */
+/* Activations, their derivatives, column sums and losses of networks. The elementary functions are polynomials, so that
+ * the compiler vectorizes the loops around them; each states its error. */
 #include <math.h>
 #include <string.h>
 
@@ -11,9 +10,9 @@
 
 /* --- elementary functions ---------------------------------------------------------------------------------------- */
 
-/* e^x for x <= 0 to 1e-7 of itself, 0 below the normal range. x = n ln 2 + r, and n is made by adding a number whose
- * last bit counts ones, so that no float is converted to an integer it may not fit into: NaN goes through. The
- * polynomial is (e^r - 1 - r) / r^2 at its best on |r| <= ln(2) / 2. */
+/* e^x for x <= 0 to a relative error of 1e-7, 0 below the normal range. x = n ln 2 + r; n is obtained by adding a
+ * constant whose last bit counts ones, which avoids an out-of-range float-to-int conversion: NaN propagates. The
+ * polynomial is the best approximation of (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2. */
 VECTOR_INLINE float exp_of_negative(float x)
 {
     const float lowest = -87.0F;
@@ -35,7 +34,8 @@ VECTOR_INLINE float exp_of_negative(float x)
     return x < lowest ? 0.0F : p * power;
 }
 
-/* To 2e-7 of itself: (1 - e^-2x) / (1 + e^-2x), and near 0, where that cancels, x + x^3 times a polynomial in x^2. */
+/* To a relative error of 2e-7: (1 - e^-2x) / (1 + e^-2x), and near 0, where that cancels, x + x^3 times a polynomial in
+ * x^2. */
 VECTOR_INLINE float tanh_of(float x)
 {
     const float size = fabsf(x);
@@ -51,8 +51,8 @@ VECTOR_INLINE float tanh_of(float x)
     return copysignf(size < 0.6F ? near : far, x);
 }
 
-/* The normal distribution and its density, the first to 2e-7: with z = |x| / sqrt 2 and t = 1 / (1 + z / 2),
- * erfc(z) e^(z^2) is t times a polynomial in t, fitted on 0 <= z <= 10. */
+/* Normal CDF, to 2e-7, and density: with z = |x| / sqrt 2 and t = 1 / (1 + z / 2), erfc(z) e^(z^2) is t times a
+ * polynomial in t, fitted on 0 <= z <= 10. */
 VECTOR_INLINE float normal_of(float x, float *density)
 {
     const float z = fabsf(x) * 0.70710678F;
@@ -81,7 +81,7 @@ VECTOR_CLONES static void add_row(int64_t n, const float *bias, float *x)
     }
 }
 
-/* Comparisons are turned so that NaN stays NaN. */
+/* NaN propagates. */
 VECTOR_CLONES static void relu_row(int64_t n, float *x)
 {
     for (int64_t j = 0; j < n; j++) {
@@ -153,7 +153,6 @@ static void activation_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-/* Operations for one element, roughly, as they weigh against the start of a parallel region. */
 static double work_of(tch_activation activation, const tch_matrices *x)
 {
     double each = activation == TCH_ACTIVATION_TANH || activation == TCH_ACTIVATION_GELU ? 20.0 : 4.0;
@@ -275,7 +274,7 @@ VECTOR_CLONES static void softmax_row(int64_t n, const float *x, float top, floa
     }
 }
 
-/* The first of the largest entries; NaN is passed over, and shows in the sum. */
+/* Index of the first maximum; skips NaN, which propagates through the sum. */
 static int64_t largest_at(int64_t n, const float *x)
 {
     int64_t best = 0;
@@ -377,9 +376,9 @@ tch_status tchi_cpu_loss(void *state, tch_loss loss, const tch_matrices *outputs
 
 /* --- labels ------------------------------------------------------------------------------------------------------ */
 
-/* Labels drawn from the softmax of logits: a loss with such labels has output gradients whose second moment is the
- * Fisher matrix. A row's uniform number depends on the seed and the row alone, in the way torchium/backend.h lays down,
- * so that neither the number of threads nor the device changes what is drawn. */
+/* Labels drawn from the softmax of logits: the output gradients of a loss with such labels have the Fisher matrix as
+ * their second moment. The uniform number of a row depends on the seed and the row alone, as specified in
+ * torchium/backend.h, so neither the number of threads nor the device changes the labels. */
 typedef struct label_ctx {
     const tch_matrices *logits;
     uint64_t seed;
@@ -401,7 +400,7 @@ static void uniform_numbers(uint64_t seed, int64_t first, double numbers[PHILOX_
     }
 }
 
-/* The largest of finite numbers, and NaN where one is not finite. */
+/* The maximum, or NaN if any number is not finite. */
 static double largest_of(int64_t n, const float *x)
 {
     double top = -(double)INFINITY;
@@ -414,8 +413,8 @@ static double largest_of(int64_t n, const float *x)
     return top;
 }
 
-/* Probabilities are not divided by their sum, the uniform number is multiplied by it; the last class takes what is
- * left. */
+/* The uniform number is multiplied by the sum instead of normalizing the probabilities; the last class gets the
+ * remainder. */
 static int32_t draw_label(int64_t n, const float *x, double uniform)
 {
     double top = largest_of(n, x);

@@ -1,5 +1,5 @@
-/* Products: BLAS calls over a batch. The symmetric products compute the lower triangle and mirror it; operands of a
- * 16-bit type are widened a block at a time. */
+/* Batched BLAS products. Symmetric products compute the lower triangle and mirror it; 16-bit operands are converted to
+ * float32 block by block. */
 #include "backends/cpu/cpu.h"
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
@@ -31,7 +31,7 @@ static void gemm_one(void *argument, int64_t i, int thread)
 
 /* --- 16-bit operands --------------------------------------------------------------------------------------------- */
 
-/* Blocks of C, and of what is summed over, that are widened at once: small enough for the stack of a thread. */
+/* Blocks of C and of the contraction, small enough for the stack of a thread. */
 #define WIDE_ROWS 64
 #define WIDE_COLS 256
 #define WIDE_INNER 128
@@ -42,7 +42,7 @@ typedef struct wide_blocks {
     float c[WIDE_ROWS * WIDE_COLS];
 } wide_blocks;
 
-/* The block of C at (row, col) is m by n; `w->c` becomes op(A) op(B) there. */
+/* The m by n block of C at (row, col): `w->c` = op(A) op(B). */
 static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, wide_blocks *w)
 {
     int transposed_a = j->trans_a == TCHI_TRANS;
@@ -61,7 +61,7 @@ static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, i
     } while (from < j->inner);
 }
 
-/* C = alpha (the block) + beta C, C being of float32 or of 16 bits. */
+/* C = alpha block + beta C, for C of float32 or 16 bits. */
 static void write_block(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, float *block)
 {
     float before[WIDE_COLS] = {0};
@@ -78,7 +78,7 @@ static void write_block(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, in
     }
 }
 
-/* One block of C: blocks of the whole batch are counted through. */
+/* One block of C; blocks are numbered across the batch. */
 static void wide_gemm_block(void *argument, int64_t index, int thread)
 {
     const gemm_ctx *j = argument;
@@ -94,17 +94,9 @@ static void wide_gemm_block(void *argument, int64_t index, int thread)
     write_block(j, i, row, m, col, n, w.c);
 }
 
-static void wide_gemm(const tchi_cpu_state *state, gemm_ctx *ctx)
-{
-    int64_t blocks = tchi_ceil_div(ctx->c->rows, WIDE_ROWS) * tchi_ceil_div(ctx->c->cols, WIDE_COLS);
-    double work = 2.0 * WIDE_ROWS * WIDE_COLS * (double)ctx->inner;
-    tchi_cpu_for_each(state, ctx->c->batch * blocks, work, wide_gemm_block, ctx);
-}
-
 /* --- outer products ---------------------------------------------------------------------------------------------- */
 
-/* With nothing to sum over, C is as many rows as there are elements of A, each that element times B, and the time is
- * that of writing C. */
+/* Outer product: row i of C is element i of A times B; the time is that of writing C. */
 static void outer_rows_of(const gemm_ctx *j, int64_t matrix, int64_t from, int64_t to)
 {
     const tchi_loops *loops = tchi_loops_for(j->c->type);
@@ -116,7 +108,7 @@ static void outer_rows_of(const gemm_ctx *j, int64_t matrix, int64_t from, int64
     }
 }
 
-/* Rows of the whole batch are counted through. */
+/* Rows are numbered across the batch. */
 static void outer_rows(void *argument, int64_t from, int64_t to)
 {
     const gemm_ctx *j = argument;
@@ -129,14 +121,8 @@ static void outer_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-static int is_outer_product(const gemm_ctx *j)
-{
-    int row_of_b = j->trans_b == TCHI_NO_TRANS || j->b->ld == 1;
-    return j->inner == 1 && row_of_b && j->beta == 0.0;
-}
-
-/* BLAS does not touch C at all when there is nothing to add to it and beta is one; with k = 0 it scales by beta, and
- * beta = 0 has to mean "not read". */
+/* BLAS does not touch C if there is nothing to add and beta is one; with k = 0 it scales by beta, while here beta = 0
+ * must mean "not read". */
 tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
                          int32_t transpose_b, double beta, int32_t rounded, const tch_matrices *c)
 {
@@ -151,10 +137,12 @@ tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32
     gemm_ctx ctx = {s, alpha, beta, a, b, c, blas_trans(transpose_a), blas_trans(transpose_b), inner};
     double work = 2.0 * (double)c->rows * (double)c->cols * (double)inner;
     if (a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16) {
-        wide_gemm(s, &ctx);
+        int64_t blocks = tchi_ceil_div(c->rows, WIDE_ROWS) * tchi_ceil_div(c->cols, WIDE_COLS);
+        work = 2.0 * WIDE_ROWS * WIDE_COLS * (double)inner;
+        tchi_cpu_for_each(s, c->batch * blocks, work, wide_gemm_block, &ctx);
     } else if (beta == 0.0 && transpose_a && !transpose_b && tchi_cpu_thin_product(s, alpha, a, b, c)) {
         return TCH_OK;
-    } else if (is_outer_product(&ctx)) {
+    } else if (inner == 1 && (!transpose_b || b->ld == 1) && beta == 0.0) {
         int64_t rows = c->batch * c->rows;
         tchi_cpu_split(s, rows, (double)rows * (double)c->cols, outer_rows, &ctx);
     } else {
@@ -223,8 +211,8 @@ static void symmetric_one(void *argument, int64_t i, int thread)
     mirror_one(j->state, j->c, i);
 }
 
-/* A square is a Gram matrix, for which BLAS has a symmetric product of its own. */
-static tch_status half_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+/* A square is a Gram matrix, which BLAS computes by syrk. */
+static tch_status lower_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     tchi_cpu_state *s = state;
     if (a->data == b->data && a->stride == b->stride && a->ld == b->ld) {
@@ -236,12 +224,12 @@ static tch_status half_product(void *state, const tch_matrices *a, const tch_mat
     return TCH_OK;
 }
 
-/* `normalize` defers nothing here, so that there is no scale. */
+/* `normalize` never defers on the CPU: scale is NULL. */
 tch_status tchi_cpu_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                       const tch_matrices *a, const tch_matrices *b, const double *scale,
                                       int32_t exponent, const tch_matrices *c)
 {
-    tch_status status = half_product(state, a, b, c);
+    tch_status status = lower_product(state, a, b, c);
     if (status != TCH_OK || (c0 == 0.0 && d == NULL && c2 == 1.0)) {
         return status;
     }

@@ -1,6 +1,6 @@
-/* Products A' B over a batch in which little is summed over, or of matrices that are small: the per-sample gradients.
- * BLAS reads C before it writes it, and prepares for more; here tiles are summed in registers. A batch is cut into
- * blocks of C, which no result depends on. */
+/* Batched products A' B with a short contraction or small matrices, as in per-sample gradients. BLAS reads C before
+ * writing it and has a setup cost; these kernels accumulate tiles in registers. The batch is divided into blocks of C,
+ * on which no result depends. */
 #define _DEFAULT_SOURCE
 #include "backends/cpu/cpu.h"
 
@@ -9,17 +9,16 @@
 
 #include "core/arith.h"
 
-/* How a result is written that is larger than what the caches may keep, as measured for 268 MB on two cores. Where its
- * pages are there, past the caches: 6.5 ms against 14.5. Where they have never been touched the kernel has to clear
- * them, which it does through the caches; being asked for all pages of a band at once, it took 107 ms, page by page
- * 160. */
+/* How to write a result larger than the caches, measured for 268 MB on two cores. If its pages are resident:
+ * non-temporal stores, 6.5 ms vs 14.5 ms. If they were never touched the kernel clears them through the caches: 107 ms
+ * when all pages of a band are requested at once, 160 ms page by page. */
 #define LARGE ((int64_t)16 << 20)
 
 #ifndef MADV_POPULATE_WRITE /* since Linux 5.14; older kernels refuse it, and nothing is lost */
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Columns of a block that is added to more than once and should stay near the core meanwhile. */
+/* Columns of a block that is accumulated in several passes and should stay near the core. */
 #define MOST_COLS 1024
 
 typedef struct thin_ctx {
@@ -32,7 +31,6 @@ typedef struct thin_ctx {
     const tchi_thin_product *product;
 } thin_ctx;
 
-/* The whole pages of these bytes. */
 static void ask_for_pages(void *start, int64_t bytes)
 {
     int64_t page = (int64_t)sysconf(_SC_PAGESIZE);
@@ -43,7 +41,7 @@ static void ask_for_pages(void *start, int64_t bytes)
     }
 }
 
-/* Blocks of the whole batch are counted through, those beside each other first. */
+/* Blocks are numbered across the batch, row by row. */
 static void thin_block(void *argument, int64_t index, int thread)
 {
     const thin_ctx *t = argument;
@@ -63,7 +61,7 @@ static void thin_block(void *argument, int64_t index, int thread)
     t->product->run(&j);
 }
 
-/* One page in the middle stands for all. */
+/* Samples one page in the middle. */
 static int is_resident(void *address)
 {
     unsigned char answer = 0;
@@ -72,7 +70,7 @@ static int is_resident(void *address)
     return mincore(start, (size_t)page, &answer) == 0 && (answer & 1) != 0;
 }
 
-/* Large is half of the last cache, where the system tells it: what fits there is there for whoever reads it next. */
+/* Large means half of the last-level cache, if known: smaller results stay cached for the next reader. */
 static void choose_writing(thin_ctx *ctx)
 {
     const tch_matrices *c = ctx->c;
@@ -85,7 +83,7 @@ static void choose_writing(thin_ctx *ctx)
     }
 }
 
-/* As few blocks as can be, but the same number for each thread if there are only some. */
+/* As few blocks as possible, in equal numbers per thread if there are only a few. */
 static void choose_blocks(thin_ctx *ctx, int64_t threads)
 {
     const tch_matrices *c = ctx->c;

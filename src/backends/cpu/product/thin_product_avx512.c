@@ -1,7 +1,7 @@
-/* C = alpha A' B with a tile of C in registers, for AVX-512. What is summed over is taken in bands whose strip of B
- * stays in the nearest cache. Operands are packed as the tiles read them, since rows that lie a power of two apart
- * would drive each other out of the cache, and by the first tile that reads them: copying costs next to nothing between
- * its multiplications, where a pass of its own took a tenth of the time. */
+/* C = alpha A' B with a tile of C in registers, for AVX-512. The contraction is divided into bands whose strip of B
+ * stays in L1. Operands are packed in the order of the tiles, since rows a power of two apart would evict each other,
+ * by the first tile that reads them: copying is nearly free between multiplications, while a separate pass took a tenth
+ * of the time. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -27,7 +27,6 @@ typedef struct band {
     float *packed_b; /* one strip of COLS */
 } band;
 
-/* A tile of C, as much of it as there is. */
 typedef struct tile {
     int64_t row, col, rows;
     __mmask16 left, right;
@@ -50,9 +49,8 @@ static tile tile_at(const tchi_thin_ctx *j, int64_t row, int64_t col)
     return t;
 }
 
-/* The last three are constants: whether the strips are packed here or have been before, and whether the tile has no
- * right half. Factors that are being packed are read where they come from, as reading what has just been written was
- * measured to hold the loop up. */
+/* The last three are compile-time constants: whether to pack each strip here, and whether the tile lacks its right
+ * half. While packing, factors are read from the source: reading back the copy stalled the loop. */
 static inline __attribute__((always_inline)) tile_sums sum_tile(const band *d, const tile *at, int pack_a, int pack_b,
                                                                 int narrow)
 {
@@ -126,7 +124,7 @@ static inline __attribute__((always_inline)) void stream_tile(const band *d, con
     }
 }
 
-/* So that the tile's lines are there when it is written. */
+/* Prefetches the lines of the tile. */
 static void ask_for_tile(const tchi_thin_ctx *j, const tile *at)
 {
     for (int64_t i = 0; i < at->rows; i++) {
@@ -151,7 +149,7 @@ static inline __attribute__((always_inline)) void add_tile(const band *d, const 
     }
 }
 
-/* Rows that do not fill a strip, which the tiles could not read in place; zeros fill it up. */
+/* Rows that do not fill a strip, padded with zeros: tiles could not read them in place. */
 static void pack_last_rows(const band *d)
 {
     int64_t row = d->ctx->rows / ROWS * ROWS;
@@ -192,7 +190,7 @@ static void add_band(const band *d)
     }
 }
 
-/* Longer sums into more elements than this are left to BLAS: with 512 terms it was 9 % faster for 4096 by 4096, and 3 %
+/* Longer contractions into more elements go to BLAS, which with 512 terms was 9 % faster for 4096 by 4096 and 3 %
  * slower for 1024 by 1024. */
 #define MOST_ELEMENTS ((int64_t)4 << 20)
 

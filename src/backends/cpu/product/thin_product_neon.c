@@ -1,7 +1,6 @@
-/* C = alpha A' B with a tile of C in registers, for the vectors of aarch64. The sums are short, so what counts is how C
- * is written: a row of a tile is one line of the cache, and of few terms tiles follow each other along the rows of C,
- * which a core notices and then writes the lines without reading them first. The instructions that ask for that are
- * only a hint here, so `past_caches` changes nothing. */
+/* C = alpha A' B with a tile of C in registers, for aarch64. Contractions are short, so writing C dominates: a row of a
+ * tile is one cache line, and with few terms consecutive tiles follow the rows of C, which cores detect and then write
+ * lines without reading them. Non-temporal store instructions are only a hint, so `past_caches` is ignored. */
 #include <arm_neon.h>
 #include <string.h>
 
@@ -55,7 +54,6 @@ static inline __attribute__((always_inline)) void write_tile(float alpha, const 
     write_row(alpha, s->row3, c + 3 * ldc);
 }
 
-/* The tile at (row, col), as much of it as there is. */
 static inline __attribute__((always_inline)) void make_tile(const tchi_thin_ctx *j, int64_t row, int64_t col,
                                                             const float *a, const float *b, int64_t ldb)
 {
@@ -88,8 +86,8 @@ static inline __attribute__((always_inline)) void pack(int64_t inner, const floa
     }
 }
 
-/* A row of C of one term. What it needs is passed by value: read from a struct, it would be read again after every
- * store, and the loop, which writes a line in a dozen instructions, be bound by instructions instead of memory. */
+/* A row of C of one term. Arguments are passed by value: loaded from a struct they would be reloaded after every store,
+ * and the loop would be bound by instructions instead of memory. */
 static inline __attribute__((always_inline)) void scaled_row(int64_t cols, float factor, const float *restrict b,
                                                              float *restrict c)
 {
@@ -133,7 +131,7 @@ static void along_rows(const tchi_thin_ctx *j, int64_t from, int64_t to)
     }
 }
 
-/* So many columns at a time that their part of B stays in the nearest cache. */
+/* Column blocks whose part of B stays in L1. */
 static void few_terms(const tchi_thin_ctx *j)
 {
     int64_t step = NEAR_BYTES / ((int64_t)sizeof(float) * j->inner) / COLS * COLS;
@@ -142,8 +140,8 @@ static void few_terms(const tchi_thin_ctx *j)
     }
 }
 
-/* Down the columns of C. Operands are packed as the tiles read them, since rows that lie a power of two apart would
- * drive each other out of the cache. */
+/* Down the columns of C. Operands are packed in the order of the tiles, since rows a power of two apart would evict
+ * each other. */
 static void down_columns(const tchi_thin_ctx *j)
 {
     float a[TCHI_THIN_MOST_ROWS * MOST_TERMS], b[COLS * MOST_TERMS];

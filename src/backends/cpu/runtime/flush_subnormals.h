@@ -1,13 +1,12 @@
-/* Numbers too small for the normal range, treated as zero by the calling thread for a while. The inverse of a band
- * matrix falls off exponentially away from the diagonal, straight into that range, where arithmetic is a hundred
- * times slower and the digits mean nothing. */
+/* Flushes subnormal numbers to zero in the calling thread. The inverse of a band matrix decays exponentially away from
+ * the diagonal into that range, where arithmetic is a hundred times slower and the digits are meaningless. */
 #ifndef TCHI_CPU_FLUSH_SUBNORMALS_H
 #define TCHI_CPU_FLUSH_SUBNORMALS_H
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 
-/* Returns what restore_subnormals wants back. */
+/* Returns the state for restore_subnormals. */
 static inline unsigned flush_subnormals(void)
 {
     const unsigned before = _mm_getcsr();
@@ -22,8 +21,8 @@ static inline void restore_subnormals(unsigned before)
 #elif defined(__aarch64__)
 #include <stdint.h>
 
-/* Bit 24 of FPCR flushes results and reads operands as zero, both at once. The memory clobbers keep loads and stores,
- * and so the arithmetic between them, on their side of the change. */
+/* Bit 24 of FPCR flushes results and operands. The memory clobbers keep loads and stores, and so the arithmetic between
+ * them, on their side of the change. */
 static inline unsigned flush_subnormals(void)
 {
     uint64_t before;

@@ -1,15 +1,15 @@
-/* How the CPU backend uses threads: across the matrices of a batch or inside one, never both at once. */
+/* Threading of the CPU backend: across the matrices of a batch or inside one, never both. */
 #include <omp.h>
 
 #include "backends/cpu/cpu.h"
 
-/* Below this many operations a parallel region does not pay. Starting one takes 1 microsecond on a quiet machine, but
- * where another program holds one of two cores the region was measured to last 8 milliseconds, a slice of the
- * scheduler's, however small its work: it should be worth the risk. */
+/* Below this many operations a parallel region does not pay. It starts in 1 microsecond on a quiet machine, but where
+ * another program occupied one of two cores it lasted 8 milliseconds, a scheduler time slice, however little work it
+ * had. */
 #define WORTH_A_REGION 4e5
 
-/* OpenMP's thread count is a property of the calling thread, and an OpenMP BLAS follows it: it is set for the length of
- * an operation and given back. */
+/* OpenMP's thread count belongs to the calling thread, and an OpenMP BLAS follows it: it is set for the duration of an
+ * operation. */
 typedef struct thread_setting {
     int before;
 } thread_setting;

@@ -1,6 +1,5 @@
-/* The processor's name and features. x86-64 kernels write its name into /proc/cpuinfo; those for ARM write the
- * numbers of who made it and of the kind of core, which are ARM's MIDR register, and mean something only with a
- * table. */
+/* Name and features of the processor. On x86-64 /proc/cpuinfo has the name; on ARM it has implementer and part numbers,
+ * ARM's MIDR register, which a table translates. */
 #include "processor.h"
 
 #include <stdio.h>
@@ -19,56 +18,17 @@ typedef struct part {
 } part;
 
 static const part parts[] = {
-    {0x41, 0xd03, "ARM Cortex-A53"},
-    {0x41, 0xd05, "ARM Cortex-A55"},
-    {0x41, 0xd07, "ARM Cortex-A57"},
-    {0x41, 0xd08, "ARM Cortex-A72"},
-    {0x41, 0xd09, "ARM Cortex-A73"},
-    {0x41, 0xd0a, "ARM Cortex-A75"},
-    {0x41, 0xd0b, "ARM Cortex-A76"},
-    {0x41, 0xd0c, "ARM Neoverse N1"},
-    {0x41, 0xd0d, "ARM Cortex-A77"},
-    {0x41, 0xd40, "ARM Neoverse V1"},
-    {0x41, 0xd41, "ARM Cortex-A78"},
-    {0x41, 0xd42, "ARM Cortex-A78AE"},
-    {0x41, 0xd44, "ARM Cortex-X1"},
-    {0x41, 0xd46, "ARM Cortex-A510"},
-    {0x41, 0xd47, "ARM Cortex-A710"},
-    {0x41, 0xd48, "ARM Cortex-X2"},
-    {0x41, 0xd49, "ARM Neoverse N2"},
-    {0x41, 0xd4a, "ARM Neoverse E1"},
-    {0x41, 0xd4d, "ARM Cortex-A715"},
-    {0x41, 0xd4e, "ARM Cortex-X3"},
-    {0x41, 0xd4f, "ARM Neoverse V2"},
-    {0x41, 0xd80, "ARM Cortex-A520"},
-    {0x41, 0xd81, "ARM Cortex-A720"},
-    {0x41, 0xd82, "ARM Cortex-X4"},
-    {0x41, 0xd83, "ARM Neoverse V3AE"},
-    {0x41, 0xd84, "ARM Neoverse V3"},
-    {0x41, 0xd85, "ARM Cortex-X925"},
-    {0x41, 0xd87, "ARM Cortex-A725"},
-    {0x41, 0xd8e, "ARM Neoverse N3"},
-    {0x42, 0x516, "Cavium ThunderX2"},
-    {0x43, 0x0af, "Cavium ThunderX2"},
-    {0x43, 0x0a1, "Cavium ThunderX"},
-    {0x46, 0x001, "Fujitsu A64FX"},
-    {0x48, 0xd01, "HiSilicon Kunpeng 920"},
-    {0x4e, 0x004, "NVIDIA Carmel"},
-    {0x51, 0x001, "Qualcomm Oryon"},
-    {0x51, 0xc00, "Qualcomm Falkor"},
-    {0x61, 0x022, "Apple M1 Icestorm"},
-    {0x61, 0x023, "Apple M1 Firestorm"},
-    {0x61, 0x024, "Apple M1 Pro Icestorm"},
-    {0x61, 0x025, "Apple M1 Pro Firestorm"},
-    {0x61, 0x028, "Apple M1 Max Icestorm"},
-    {0x61, 0x029, "Apple M1 Max Firestorm"},
-    {0x61, 0x032, "Apple M2 Blizzard"},
-    {0x61, 0x033, "Apple M2 Avalanche"},
-    {0xc0, 0xac3, "Ampere-1"},
-    {0xc0, 0xac4, "Ampere-1A"},
+    {0x41, 0xd05, "ARM Cortex-A55"},     {0x41, 0xd08, "ARM Cortex-A72"},  {0x41, 0xd0b, "ARM Cortex-A76"},
+    {0x41, 0xd0c, "ARM Neoverse N1"},    {0x41, 0xd40, "ARM Neoverse V1"}, {0x41, 0xd42, "ARM Cortex-A78AE"},
+    {0x41, 0xd48, "ARM Cortex-X2"},      {0x41, 0xd49, "ARM Neoverse N2"}, {0x41, 0xd4f, "ARM Neoverse V2"},
+    {0x41, 0xd83, "ARM Neoverse V3AE"},  {0x41, 0xd84, "ARM Neoverse V3"}, {0x41, 0xd85, "ARM Cortex-X925"},
+    {0x41, 0xd87, "ARM Cortex-A725"},    {0x41, 0xd8e, "ARM Neoverse N3"}, {0x42, 0x516, "Cavium ThunderX2"},
+    {0x43, 0x0af, "Cavium ThunderX2"},   {0x46, 0x001, "Fujitsu A64FX"},   {0x48, 0xd01, "HiSilicon Kunpeng 920"},
+    {0x4e, 0x004, "NVIDIA Carmel"},      {0x51, 0x001, "Qualcomm Oryon"},  {0x61, 0x022, "Apple M1 Icestorm"},
+    {0x61, 0x023, "Apple M1 Firestorm"}, {0xc0, 0xac3, "Ampere-1"},        {0xc0, 0xac4, "Ampere-1A"},
 };
 
-/* The value of a line "key : value" if `line` is one, else NULL. */
+/* The value if `line` is "key : value", else NULL. */
 static const char *value_of(const char *line, const char *key)
 {
     size_t length = strlen(key);
@@ -90,7 +50,7 @@ static void write_part(unsigned implementer, unsigned number, char *name, size_t
     snprintf(name, size, "ARM processor, implementer 0x%02x part 0x%03x", implementer, number);
 }
 
-/* Cores of several kinds in one processor are all named, once each and as far as there is room. */
+/* Names each kind of core once, as far as there is room. */
 static void add_part(unsigned implementer, unsigned number, char *name, size_t size)
 {
     char one[64];

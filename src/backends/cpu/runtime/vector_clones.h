@@ -1,6 +1,6 @@
-/* Marks a function that is worth compiling for wider vectors than the rest of the library: the compiler makes one copy
- * per instruction set and the loader picks. Empty where that is not supported, and under sanitizers, which are not
- * ready when the loader asks. */
+/* Marks a function to compile for wider vectors than the rest of the library: the compiler makes one copy per
+ * instruction set and the loader picks. Empty where unsupported, and under sanitizers, which are not initialized when
+ * the loader asks. */
 #ifndef TCHI_CPU_VECTOR_CLONES_H
 #define TCHI_CPU_VECTOR_CLONES_H
 
@@ -11,7 +11,7 @@
 #define VECTOR_CLONES
 #endif
 
-/* Marks a part of such a function: it must become part of every copy, a call would lead back to plain code. */
+/* Marks a helper of such a function, which must be inlined into every copy. */
 #define VECTOR_INLINE static inline __attribute__((always_inline))
 
 #endif

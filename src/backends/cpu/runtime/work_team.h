@@ -1,10 +1,9 @@
-/* The threads of one parallel region, handing out chunks of work and waiting for each other many thousand times a
- * second. OpenMP's own loops would do the same, but its barriers spin for milliseconds: measured with one core of two
- * taken by another program, the reduction of a 512 by 512 matrix went from 2 to 200 ms, because the thread that spun
- * kept the last core from the one it was waiting for. Here a thread spins for about as long as a chunk of work takes
- * and then sleeps.
+/* A team of threads in one parallel region that distributes chunks of work and synchronizes many thousand times per
+ * second. OpenMP's barriers spin for milliseconds: with one of two cores occupied by another program, the reduction of
+ * a 512 by 512 matrix went from 2 to 200 ms, because the spinning thread occupied the core that the other one needed.
+ * Here a thread spins for about the duration of a chunk and then sleeps.
  *
- * Every thread runs the same text:   while ((i = team_take(team)) < count) work(i);   team_meet(team); */
+ * Every thread runs: */
 #ifndef TCHI_CPU_WORK_TEAM_H
 #define TCHI_CPU_WORK_TEAM_H
 
@@ -29,8 +28,7 @@ typedef struct work_team {
 /* Pauses before sleeping: about 0.1 ms where a pause takes 140 cycles, less where it is shorter. */
 enum { TEAM_SPINS = 1500 };
 
-/* On aarch64 "yield" is nothing at all on most processors; "isb", which waits until the pipeline is empty, comes near
- * to a pause. */
+/* On aarch64 "yield" is a no-op on most processors; "isb", which drains the pipeline, comes close to a pause. */
 static inline void team_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -40,7 +38,7 @@ static inline void team_pause(void)
 #endif
 }
 
-/* The next chunk of this round, counted from 0 without end: the caller knows how many there are. */
+/* The next chunk of this round, from 0, unbounded: the caller knows their number. */
 static inline int64_t team_take(work_team *team)
 {
     return atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
@@ -61,7 +59,7 @@ static inline void team_wait(work_team *team, unsigned round)
     pthread_mutex_unlock(&team->mutex);
 }
 
-/* Lets those who wait go on, with the chunks counted from 0 again. */
+/* Releases the waiting threads and restarts the chunk counter. */
 static inline void team_release(work_team *team)
 {
     atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
@@ -74,8 +72,8 @@ static inline void team_release(work_team *team)
     }
 }
 
-/* Returns 1 to the last thread that arrives, which alone may then work and must call team_release; the others come
- * back with 0 once it has. */
+/* Returns 1 to the last thread that arrives, which alone may then work and must call team_release; the others return 0
+ * after that. */
 static inline int team_gather(work_team *team)
 {
     const unsigned round = atomic_load_explicit(&team->round, memory_order_acquire);

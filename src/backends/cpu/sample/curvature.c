@@ -1,4 +1,4 @@
-/* What KFAC does to a gradient besides products, the division in the eigenbasis; and weights that bound a step. */
+/* KFAC's division in the eigenbasis, and clipping weights. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -17,7 +17,6 @@ static double at_least_0(double x)
     return x < 0.0 ? 0.0 : x; /* NaN stays */
 }
 
-/* x / (row cols + damping), or x / (cols + damping) with row = 1. */
 static void divide_row_f64(int64_t n, double *x, double row, const double *cols, double damping)
 {
     for (int64_t j = 0; j < n; j++) {

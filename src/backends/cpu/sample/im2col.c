@@ -1,6 +1,5 @@
-/* What each output position of a convolution sees of the input, as rows of a matrix. For a position the places of the
- * kernel's taps are found once and then read in every channel; places outside the input are turned into places inside,
- * or into none, by the kind of padding. */
+/* im2col: a row per output position of a convolution. Tap offsets are computed once per position and then used in every
+ * channel; coordinates outside the input are mapped inside, or to zero, by the padding mode. */
 #include "backends/cpu/cpu.h"
 #include "core/arith.h"
 
@@ -9,7 +8,7 @@
 #define TAPS 256 /* taps whose places are kept at once */
 #define NOWHERE INT64_MIN
 
-/* The coordinate that padding puts in the place of `at`; -1 for a zero. */
+/* The padded coordinate of `at`; -1 for a zero. */
 static int64_t place_in_padding(tch_padding padding, int64_t at, int64_t size)
 {
     if (at >= 0 && at < size) {
@@ -27,7 +26,7 @@ static int64_t place_in_padding(tch_padding padding, int64_t at, int64_t size)
     }
 }
 
-/* Offset of tap `tap` of the position at `output`, in elements from the channel's first; NOWHERE for a zero. */
+/* Element offset of a tap of output position `output` within its channel; NOWHERE for a zero. */
 static int64_t tap_offset(const tch_patches *p, const int64_t output[3], int64_t tap)
 {
     int64_t offset = 0;
@@ -43,7 +42,7 @@ static int64_t tap_offset(const tch_patches *p, const int64_t output[3], int64_t
     return offset;
 }
 
-/* True where the taps lie one after the other. */
+/* True if the taps are contiguous. */
 static int find_taps(const tch_patches *p, const int64_t output[3], int64_t first, int64_t count, int64_t *offsets)
 {
     int follow = 1;

@@ -1,6 +1,6 @@
-/* Gradients of the weights of normalizing layers, a sample at a time, and the weights of clipping. Statistics are taken
- * in float64 and in two passes, the mean first, so that a mean far larger than the spread does not drown it. Numbers of
- * other types are widened in strips that stay in the nearest cache. */
+/* Per-sample gradients of the weights of normalization layers. Statistics are computed in float64 in two passes, mean
+ * first, so that a mean much larger than the deviation does not cancel. Other types are converted in strips that stay
+ * in L1. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -77,7 +77,7 @@ typedef struct statistics {
     double mean, factor; /* x^ = (x - mean) factor */
 } statistics;
 
-/* Of `count` elements from `first` on; RMS norm leaves the mean where it is. */
+/* Of `count` elements from `first` on; RMS norm does not subtract the mean. */
 static statistics statistics_of(const tch_normalized *layer, int64_t first, int64_t count)
 {
     double buffer[STRIP], sum = 0;

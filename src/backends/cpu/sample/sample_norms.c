@@ -1,9 +1,9 @@
-/* Squares of the per-sample gradients, G' A, summed without the gradient ever being whole: norms per sample, and
- * sums over samples per element. Products go through BLAS a block at a time, into scratch that belongs to one thread;
- * half types are widened first, a sample at a time.
+/* Squares of per-sample gradients, G' A, summed without materializing the gradient: per-sample norms, and per-element
+ * sums over samples. BLAS computes products block by block into per-thread scratch; half types are converted one sample
+ * at a time.
  *
- * The one thing to know before changing it: inner products of positions are terms of both signs, and where they cancel,
- * little of a norm is left that float32 knows. Such samples are done again, see norm_by_positions. */
+ * The one thing to know before changing it: inner products of positions have both signs, and where they cancel, a
+ * float32 sum loses most digits. Such samples are recomputed, see norm_by_positions. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -11,8 +11,8 @@
 #include "backends/cpu/runtime/blas/parallel_blas.h"
 #include "core/arith.h"
 
-/* Blocks of inner products of positions, and tiles of the gradient: both stay in the nearer caches while they are
- * squared, and are large enough for BLAS to run at its speed. */
+/* Blocks of the Gram matrices of positions, and tiles of the gradient: they stay in L2 while they are squared and are
+ * large enough for full BLAS speed. */
 #define BLOCK 192
 #define TILE_ROWS 128
 #define TILE_COLS 384
@@ -39,7 +39,7 @@ static view view_at(view v, tch_scalar type, int64_t row, int64_t column)
     return (view){v.data + (row * v.ld + column) * tchi_cpu_size(type), v.ld};
 }
 
-/* out (m by n, its rows one after the other) = op(X) op(Y), k being what is summed over. */
+/* out = op(X) op(Y), m by n and contiguous, with contraction k. */
 static void view_product(const tchi_cpu_state *state, tch_scalar type, int trans_x, view x, int trans_y, view y,
                          int64_t m, int64_t n, int64_t k, void *out)
 {
@@ -56,7 +56,7 @@ typedef struct sample {
     char *room; /* two blocks, or a tile */
 } sample;
 
-/* Terms <a_s, a_t> <g_s, g_t>: their sum, and that of their absolute values, by which rounding is to be judged. */
+/* Sum of the terms <a_s, a_t> <g_s, g_t>, and of their absolute values, which bounds the rounding error. */
 typedef struct terms {
     double sum, size;
 } terms;
@@ -69,7 +69,7 @@ static void add_terms(terms *all, double times, int64_t n, tch_scalar type, cons
     all->size += times * t.size;
 }
 
-/* Of all pairs in one diagonal block, from those on and below the diagonal. */
+/* All pairs of a diagonal block, from its lower triangle. */
 static void add_diagonal_block(const sample *s, int64_t from, int64_t n, terms *all)
 {
     int64_t size = tchi_cpu_size(s->type);
@@ -111,8 +111,8 @@ static terms terms_of_positions(const sample *s)
 
 /* --- one sample of float32 once more, in float64 ----------------------------------------------------------------- */
 
-/* Blocks of float64, two for inner products and two for what they are made of, a panel of so many columns at a time:
- * they take the room of the two blocks of float32. */
+/* float64 blocks: two for Gram matrices and two for panels of the operands. They reuse the room of the two float32
+ * blocks. */
 #define FINE (BLOCK / 2)
 #define FINE_SIZE (FINE * FINE)
 _Static_assert(4 * FINE_SIZE * sizeof(double) <= 2 * BLOCK * BLOCK * sizeof(float), "norms_room has room for them");
@@ -125,7 +125,7 @@ static void widen_panel(view x, int64_t row, int64_t rows, int64_t column, int64
     }
 }
 
-/* out (m by n) = rows of X from `row` on times rows from `other` on, all of length k. Products of float32 are exact. */
+/* out (m by n) = rows of X from `row` on times rows from `other` on, of length k. Products of float32 are exact. */
 static void fine_products(const sample *s, view x, int64_t row, int64_t m, int64_t other, int64_t n, int64_t k,
                           double *out)
 {
@@ -175,12 +175,12 @@ static double norm_by_tiles(const sample *s)
     return sum;
 }
 
-/* Terms may be so many times larger than their sum, all added up, before it is taken anew. Of independent numbers they
- * are a few times larger, and T / sqrt(p) times where all inputs point one way. */
+/* Cancellation limit: sum of absolute terms over sum of terms. It is a few for independent numbers, and T / sqrt(p) if
+ * all inputs point in one direction. */
 #define MOST_CANCELED 256
 
-/* A sum of float32 terms that cancel is taken again in float64; one of float64, by tiles of the gradient, whose error
- * grows with the root of what cancels. What is not finite stays as it is. */
+/* If float32 terms cancel the sum is recomputed in float64; in float64, in tile form, whose error grows with the root
+ * of the cancellation. Non-finite sums are kept. */
 static double norm_by_positions(const sample *s)
 {
     terms t = terms_of_positions(s);
@@ -190,7 +190,7 @@ static double norm_by_positions(const sample *s)
     return s->type == TCH_SCALAR_F64 ? norm_by_tiles(s) : fine_norm(s);
 }
 
-/* Operations with half of the inner products left out: T^2 (d + p) against 2 T p d. */
+/* Operations with half of the inner products skipped: T^2 (d + p) vs 2 T p d. */
 static int positions_are_fewer(int64_t positions, int64_t d, int64_t p)
 {
     return (double)positions * (double)(d + p) < 2.0 * (double)p * (double)d;
@@ -228,7 +228,7 @@ int64_t tchi_cpu_sample_norms_scratch(const tchi_cpu_state *state, tch_scalar ty
            tchi_cpu_slots(state, batch) * norms_each(type, positions, d, p);
 }
 
-/* The matrix as float32 or float64: itself, or its copy in `room`. */
+/* The matrix as float32 or float64: itself, or a copy in `room`. */
 static view widened(const tch_matrices *x, int64_t index, void *room)
 {
     if (!is_16_bit(x->type)) {
@@ -258,7 +258,7 @@ static void norm_one(void *argument, int64_t index, int thread)
     results[index] = positions_are_fewer(s.positions, s.d, s.p) ? norm_by_positions(&s) : norm_by_tiles(&s);
 }
 
-/* Groups of one sample are added in their order, whatever thread they came from. */
+/* The groups of a sample are added in order, whichever thread computed them. */
 static void weight_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups, double scale,
                          double *norms, void *scratch)
 {
@@ -307,7 +307,7 @@ typedef struct squares_ctx {
     int64_t each, down, across;
 } squares_ctx;
 
-/* The rectangle of one group's result that one thread sums over all samples. */
+/* A tile of one group's result, summed over all samples by one thread. */
 typedef struct squares_tile {
     int64_t group, row, column, rows, cols;
     double *sums;
@@ -354,14 +354,6 @@ static void add_sample(const squares_ctx *j, const squares_tile *t, int64_t inde
     loops->add_scaled_squares(t->rows * t->cols, 1.0, t->product, t->sums);
 }
 
-static void write_squares_tile(const squares_ctx *j, const squares_tile *t)
-{
-    for (int64_t i = 0; i < t->rows; i++) {
-        void *row = (char *)tchi_cpu_row(j->out, t->group, t->row + i) + t->column * tchi_cpu_size(j->out->type);
-        tchi_cpu_write_sums(t->cols, j->scale, t->sums + i * t->cols, j->beta, j->out->type, row);
-    }
-}
-
 static void squares_one(void *argument, int64_t index, int thread)
 {
     const squares_ctx *j = argument;
@@ -380,7 +372,10 @@ static void squares_one(void *argument, int64_t index, int thread)
     for (int64_t b = t.group; b < j->a->batch; b += j->out->batch) {
         add_sample(j, &t, b);
     }
-    write_squares_tile(j, &t);
+    for (int64_t i = 0; i < t.rows; i++) {
+        void *row = (char *)tchi_cpu_row(j->out, t.group, t.row + i) + t.column * tchi_cpu_size(j->out->type);
+        tchi_cpu_write_sums(t.cols, j->scale, t.sums + i * t.cols, j->beta, j->out->type, row);
+    }
 }
 
 tch_status tchi_cpu_sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale, double beta,

@@ -1,6 +1,5 @@
-/* Sums, inner products and weights per sample. Rows go through small buffers of double, in runs that fit the nearest
- * cache, whatever their type; sums over the rows of a matrix are always taken in the same ranges, so that no result
- * depends on the number of threads. */
+/* Per-sample sums, inner products and weights. Rows are converted to double in small buffers; sums over the rows of a
+ * matrix always use the same ranges, so that results do not depend on the number of threads. */
 #include "backends/cpu/cpu.h"
 
 #include <string.h>

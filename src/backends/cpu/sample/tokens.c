@@ -1,6 +1,6 @@
-/* Sums over the positions of a token: what gradients of embeddings are made of. Positions are brought into the order of
- * their tokens by a radix sort that keeps equal ones in place, so that a row is summed by one thread, in float64, in
- * the order of the positions, and results do not depend on the number of threads. */
+/* Sums over the positions of each token, as in gradients of embeddings. A stable radix sort orders positions by token,
+ * so that one thread sums a row in float64 in the order of the positions, and results do not depend on the number of
+ * threads. */
 #include <string.h>
 
 #include "backends/cpu/cpu.h"
@@ -11,12 +11,11 @@
 
 /* --- tokens in order --------------------------------------------------------------------------------------------- */
 
-/* Position `place` of the batch, counted through all samples, holds `token`. */
+/* Position `place`, numbered across all samples, holds `token`. */
 typedef struct occurrence {
     int64_t token, place;
 } occurrence;
 
-/* What the operations share. */
 typedef struct token_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *tokens, *g;
@@ -25,7 +24,7 @@ typedef struct token_ctx {
     double scale;
 } token_ctx;
 
-/* The occurrences in samples [from, to) that count, in order of place; a sample of weight 0 has none. */
+/* The occurrences that count in samples [from, to), by place; samples of weight 0 are skipped. */
 static int64_t collect_occurrences(const token_ctx *j, int64_t from, int64_t to, occurrence *list)
 {
     int64_t count = 0;
@@ -68,7 +67,7 @@ static occurrence *sort_by_token(occurrence *list, occurrence *spare, int64_t co
     return list;
 }
 
-/* How many from the first on have the first's token. */
+/* Length of the leading run of one token. */
 static int64_t count_equal_tokens(const occurrence *list, int64_t count)
 {
     int64_t length = 0;
@@ -90,8 +89,7 @@ VECTOR_CLONES static double dot_floats(int64_t n, const float *x, const float *y
     return sum;
 }
 
-/* Columns [column, column + n) of the row of G at a place: as they are, or widened to float32 where they are
- * narrower. */
+/* Columns [column, column + n) of the row of G at a place, converted to float32 if narrower. */
 static const void *row_part(const tch_matrices *g, int64_t place, int64_t column, int64_t n, float *buffer)
 {
     const char *row = tchi_cpu_row(g, place / g->rows, place % g->rows);
@@ -300,9 +298,9 @@ static void dot_of_sample(void *argument, int64_t sample, int thread)
 
 /* --- a weight that is both an embedding and a linear layer ------------------------------------------------------- */
 
-/* What such a weight adds to the norms of its samples' gradients. The inner
- * products of the positions of the two come from BLAS in tiles, and are multiplied by entries of the linear layer's
- * output gradients, which are picked out of rows as long as the vocabulary, where they lie. */
+/* Contribution of a shared weight to the per-sample norms. BLAS computes the inner products of positions in tiles,
+ * which are multiplied by entries of the linear layer's output gradients, gathered from rows as long as the
+ * vocabulary. */
 enum { TILE = 64, PANEL = 256 }; /* positions on either side of a tile; columns of half types widened at once */
 
 typedef struct cross_ctx {
@@ -314,7 +312,7 @@ typedef struct cross_ctx {
     float *panels;    /* two for each thread: TILE by PANEL */
 } cross_ctx;
 
-/* The products of a tile: `rows` positions of H by `cols` of A, in float64 or float32. */
+/* Products of a tile, in float64 or float32. */
 typedef union tile_products {
     double f64[TILE * TILE];
     float f32[TILE * TILE];
@@ -369,7 +367,7 @@ static double gradient_entry(const tch_matrices *g, const void *row, int64_t col
     return value;
 }
 
-/* The sum over a tile of products times the entries of G that belong to them. */
+/* Sum over a tile of products times the matching entries of G. */
 static double weigh_tile(const cross_ctx *j, int64_t sample, int64_t t, int64_t cols, const int64_t *token,
                          int64_t rows, const tile_products *tile)
 {

@@ -1,6 +1,5 @@
-/* Tracking an eigenbasis: inverse Cholesky factors, dot products of rows, rows split into two float16, orders, and
- * matrices put into an order. A result never depends on the number of threads: each row, or each matrix, is the work of
- * one. */
+/* Eigenbasis tracking: Cholesky factors and their inverses, dot products of rows, rows split into two float16, sorting
+ * and permutation. Each row or matrix is computed by one thread, so that results do not depend on their number. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -28,7 +27,7 @@ static void copy_lower(const tch_matrices *a, const tch_matrices *x, int64_t ind
     }
 }
 
-/* LAPACK need not notice a NaN, but one anywhere in A arrives on the diagonal of its factor. */
+/* LAPACK may not report a NaN, but one anywhere in A reaches the diagonal of its factor. */
 static int diagonal_is_sound(const tch_matrices *x, int64_t index)
 {
     for (int64_t i = 0; i < x->rows; i++) {
@@ -84,7 +83,7 @@ static double row_dot_f64(int64_t n, const double *x, const double *y)
     return sum;
 }
 
-/* Eight sums, since each must wait for its own last addition and float64 is what the loop is bound by. */
+/* Eight accumulators to hide the latency of float64 additions. */
 static double row_dot_f32(int64_t n, const float *x, const float *y)
 {
     enum { SUMS = 8 };
@@ -101,35 +100,29 @@ static double row_dot_f32(int64_t n, const float *x, const float *y)
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-static void dots_rows(void *argument, int64_t from, int64_t to)
+static void dots_row(const void *argument, int64_t b, int64_t i)
 {
     const dots_ctx *j = argument;
-    for (int64_t r = from; r < to; r++) {
-        int64_t b = r / j->x->rows;
-        int64_t i = r % j->x->rows;
-        const void *x = tchi_cpu_row(j->x, b, i);
-        const void *y = tchi_cpu_row(j->y, b, i);
-        double sum = j->x->type == TCH_SCALAR_F64 ? row_dot_f64(j->x->cols, x, y) : row_dot_f32(j->x->cols, x, y);
-        if (j->exponent != 1.0) {
-            sum = sum > 0.0 ? pow(sum, j->exponent) : 0.0;
-        }
-        char *w = tchi_cpu_row(j->w, b, 0);
-        tchi_convert(1, j->w->type, w + i * tchi_cpu_size(j->w->type), TCH_SCALAR_F64, &sum);
+    const void *x = tchi_cpu_row(j->x, b, i), *y = tchi_cpu_row(j->y, b, i);
+    double sum = j->x->type == TCH_SCALAR_F64 ? row_dot_f64(j->x->cols, x, y) : row_dot_f32(j->x->cols, x, y);
+    if (j->exponent != 1.0) {
+        sum = sum > 0.0 ? pow(sum, j->exponent) : 0.0;
     }
+    char *w = tchi_cpu_row(j->w, b, 0);
+    tchi_convert(1, j->w->type, w + i * tchi_cpu_size(j->w->type), TCH_SCALAR_F64, &sum);
 }
 
 tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
                              const tch_matrices *w)
 {
     dots_ctx ctx = {x, y, w, exponent};
-    double elements = (double)x->batch * (double)x->rows * (double)x->cols;
-    tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, dots_rows, &ctx);
+    tchi_cpu_for_rows(state, x, 2.0, dots_row, &ctx);
     return TCH_OK;
 }
 
 /* --- rows as sums of two float16 --------------------------------------------------------------------------------- */
 
-/* out = x, of float32 or float64, brought to length 1, or zero; a float32 x may be out. */
+/* out = x / |x| for x of float32 or float64, or zero; a float32 x may alias out. */
 static void normalize_row(int64_t n, tch_scalar type, const void *x, float *out)
 {
     for (int64_t j = 0; type == TCH_SCALAR_F64 && j < n; j++) {
@@ -143,7 +136,7 @@ static void normalize_row(int64_t n, tch_scalar type, const void *x, float *out)
     }
 }
 
-/* Element (i, j) of X_b, moved and divided as the problem says. */
+/* Element (i, j) of (X_b + shift I) / bound, or of X_b. */
 static float split_value(const tch_rows_to_split *p, const tch_matrices *x, int64_t b, int64_t i, int64_t j)
 {
     double value = tchi_cpu_get(x, b, i, j);
@@ -153,7 +146,7 @@ static float split_value(const tch_rows_to_split *p, const tch_matrices *x, int6
     return (float)((value + (i == j ? p->shift[b] : 0.0)) / p->bound[b]);
 }
 
-/* The scale is a power of two as a rule, and what the high part leaves is exact. */
+/* The scale is usually a power of two; the residual of the high part is exact. */
 static void split_row(const tch_rows_to_split *p, const tch_matrices *x, int64_t b, int64_t i)
 {
     enum { SIZE = 2 }; /* bytes of float16 */
@@ -198,7 +191,7 @@ typedef struct order_ctx {
     int32_t *order;
 } order_ctx;
 
-/* True when element i stands before element j; no two are equal, so any way of sorting gives the same order. */
+/* Whether element i precedes element j; ties are broken by index, so the order is unique. */
 static int stands_before(const tch_matrices *w, int64_t index, int32_t i, int32_t j)
 {
     double a = tchi_cpu_get(w, index, 0, i);
@@ -209,7 +202,7 @@ static int stands_before(const tch_matrices *w, int64_t index, int32_t i, int32_
     return a != b ? a > b : i < j;
 }
 
-/* Lets the element at `root` of a heap of `count` sink until what stands last is on top of every branch. */
+/* Sift-down for a max-heap by position in the order. */
 static void sink_in_heap(const tch_matrices *w, int64_t index, int32_t *order, int64_t root, int64_t count)
 {
     int32_t moving = order[root];
@@ -230,7 +223,7 @@ static void sink_in_heap(const tch_matrices *w, int64_t index, int32_t *order, i
     order[root] = moving;
 }
 
-/* A heap sort, which needs no memory beside the result. */
+/* Heap sort: in place. */
 static void order_one(void *argument, int64_t b, int thread)
 {
     const order_ctx *j = argument;
@@ -281,14 +274,6 @@ static void gather_columns(int64_t n, int64_t size, const char *from, const int3
     }
 }
 
-/* From float32 to float64. */
-static void widen_columns(int64_t n, const float *from, const int32_t *cols, double *to)
-{
-    for (int64_t j = 0; j < n; j++) {
-        to[j] = (double)from[cols != NULL ? cols[j] : j];
-    }
-}
-
 static void permute_row(const void *argument, int64_t b, int64_t i)
 {
     const permute_ctx *j = argument;
@@ -297,8 +282,10 @@ static void permute_row(const void *argument, int64_t b, int64_t i)
     const char *source = tchi_cpu_row(j->x, b, j->rows != NULL ? j->rows[b * j->out->rows + i] : i);
     char *out = tchi_cpu_row(j->out, b, i);
     const int32_t *cols = j->cols != NULL ? j->cols + b * n : NULL;
-    if (j->x->type != j->out->type) {
-        widen_columns(n, (const float *)source, cols, (double *)out);
+    if (j->x->type != j->out->type) { /* from float32 to float64 */
+        for (int64_t k = 0; k < n; k++) {
+            ((double *)out)[k] = (double)((const float *)source)[cols != NULL ? cols[k] : k];
+        }
     } else if (cols != NULL) {
         gather_columns(n, size, source, cols, out);
     } else {

@@ -1,4 +1,4 @@
-/* Eigendecompositions, solves and shifted inverses over a batch, each matrix by the kernels next door. */
+/* Batched eigendecompositions, solves and shifted inverses. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -19,7 +19,7 @@ typedef struct decompose_ctx {
     const double *shifts, *weights;
 } decompose_ctx;
 
-/* Eigenvalues can be larger than any entry. They are ascending: the ends tell. */
+/* Eigenvalues can exceed every entry. They are ascending, so checking both ends suffices. */
 static int32_t report_of(int code, const tch_matrices *w, int64_t i)
 {
     if (code != 0) {
@@ -63,8 +63,7 @@ tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices 
 
 /* --- powers of a spectrum --------------------------------------------------------------------------------------- */
 
-/* Eigenvalue i becomes the power of its place. A power that is not finite, once stored, is that of zero, or too
- * large. */
+/* Replaces eigenvalue i by its damped power. A power that is not finite once stored comes from zero or is too large. */
 static int32_t raise_eigenvalue(const tch_spectrum_map *map, const tch_matrices *w, int64_t b, int64_t i, double added)
 {
     double base = tchi_cpu_get(w, b, 0, i) + added;

@@ -1,29 +1,23 @@
-/* The largest eigenvalue of each symmetric matrix, estimated from below by Lanczos iteration without
- * reorthogonalization: the loss of orthogonality only repeats eigenvalues already found, and the largest is wanted
- * alone. Products are summed in double, whatever the matrix is stored in. */
+/* The largest eigenvalue of each symmetric matrix, estimated from below by Lanczos iteration. Without
+ * reorthogonalization eigenvalues repeat, which does not affect the largest. Products are accumulated in double for
+ * every storage type. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
 
 #define MOST_STEPS 96
 
-/* Squares of numbers of this size, and of its inverse, stay far inside float64. An estimate beyond is made again with
- * the matrix in another unit, for which it is the vectors that are scaled: A (2^k v). One unit reaches from here to the
- * end of the range. */
+/* Squares of numbers up to this size, and of their inverses, stay in the range of float64. An estimate outside is
+ * recomputed with scaled vectors, A (2^k v), which is the matrix in another unit. One unit reaches from here to the end
+ * of the range. */
 #define SAFE 0x1p+460
 #define UNIT_LARGE 0x1p-600
 #define UNIT_SMALL 0x1p+600
 
-/* What the residual must fall below, however rough an estimate is asked for. A start whose part along the largest
- * eigenvector is smaller than the threshold settles on the second largest and looks converged: at 3e-3 that happened to
- * 11 of 2100 random matrices of rank 3 to 18, whose roots then failed. */
+/* Upper limit of the residual threshold. A start whose part along the largest eigenvector is below the threshold
+ * settles on the second largest and looks converged: at 3e-3 that happened to 11 of 2100 random matrices of rank 3 to
+ * 18, whose roots then failed. */
 #define SURE 1e-4
-
-/* And less where a good estimate is asked for, since whoever does may have had a wrong one before. */
-static double threshold_of(double tolerance)
-{
-    return fmin(fmin(sqrt(tolerance), SURE), fmax(10.0 * tolerance, 0.01 * SURE));
-}
 
 typedef struct lanczos_ctx {
     const tchi_cpu_state *state;
@@ -55,8 +49,8 @@ static void product_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-/* A fixed start with entries of one size and irregular signs has a part along every eigenvector for all but contrived
- * matrices; the slow drift of the sizes breaks the ties of those made of signs themselves. */
+/* A fixed start of equal magnitudes and irregular signs has a part along every eigenvector of all but contrived
+ * matrices; the slow drift of the magnitudes covers matrices made of signs. */
 static void start_vector(int64_t n, double *v)
 {
     double sum = 0;
@@ -112,8 +106,7 @@ static double last_entry(int k, const double *alpha, const double *beta, double 
     return fabs(now) / sqrt(sum);
 }
 
-/* One step: alpha, and the next vector in place of the one before last. Returns beta, 0 where the space is
- * exhausted. */
+/* One step: alpha, and the next vector in place of the previous one. Returns beta, 0 if the space is exhausted. */
 static double lanczos_step(int64_t n, const double *v, double *before, double *w, double beta, double *alpha)
 {
     double sum = 0;
@@ -134,7 +127,7 @@ static double lanczos_step(int64_t n, const double *v, double *before, double *w
     return norm;
 }
 
-/* The vector times the unit, which is as good as a matrix in that unit. */
+/* The vector times the unit, equivalent to scaling the matrix. */
 static const double *in_unit(int64_t n, double unit, const double *v, double *scaled)
 {
     for (int64_t i = 0; unit != 1.0 && i < n; i++) {
@@ -150,6 +143,8 @@ static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, doub
     double *before = scratch + n;
     double *w = scratch + 2 * n;
     double alpha[MOST_STEPS], beta[MOST_STEPS], value = 0;
+    /* Smaller for accurate estimates, which may be requested after a wrong one. */
+    double threshold = fmin(fmin(sqrt(j->tolerance), SURE), fmax(10.0 * j->tolerance, 0.01 * SURE));
     start_vector(n, v);
     for (int64_t i = 0; i < n; i++) {
         before[i] = 0;
@@ -163,9 +158,9 @@ static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, doub
         }
         value = largest_of_tridiagonal(k + 1, alpha, beta);
         double residual = beta[k] * last_entry(k + 1, alpha, beta, value);
-        /* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value
-         * itself at most: hence the square root of the tolerance. */
-        if (residual <= threshold_of(j->tolerance) * fabs(value) || beta[k] == 0) {
+        /* The error is about the squared residual over the gap, which is at most the value itself: hence the square
+         * root of the tolerance. */
+        if (residual <= threshold * fabs(value) || beta[k] == 0) {
             break;
         }
         double *swap = v;

@@ -1,4 +1,4 @@
-/* Derivatives of a matrix power: a rotated gradient times divided differences, element by element. */
+/* Derivatives of a matrix power: the rotated gradient times divided differences, elementwise. */
 #include "backends/loewner.h"
 
 #include "backends/cpu/cpu.h"
@@ -46,7 +46,7 @@ static int32_t judge_spectrum(const tch_spectrum_map *map, const tchi_spectrum *
     return TCH_REPORT_OK;
 }
 
-/* The diagonal has what each eigenvalue's own damping does, and the largest eigenvalue is the damping of all. */
+/* The diagonal includes each eigenvalue's own damping; the largest eigenvalue determines the damping of all. */
 static void add_through_largest(const loewner_ctx *ctx, const tchi_spectrum *s, int64_t index)
 {
     int64_t n = ctx->b->rows;

@@ -1,4 +1,4 @@
-/* What roots and solves need besides products: bounds and damping before, the certificate after. */
+/* Bounds and damping before a root or solve, and the residual after it. */
 #include "backends/cpu/cpu.h"
 
 #include <math.h>
@@ -82,14 +82,14 @@ static void multiply_block(const residual_ctx *j, const tch_matrices *m, int64_t
     *spare = swap;
 }
 
-/* Size of the probes. For p = 1 the rows of X alone may sum up to more than float64 holds although no eigenvalue does;
- * a power of two this much below 1 changes nothing else. */
+/* Magnitude of the probes. For p = 1 the row sums of X alone may overflow float64 although no eigenvalue does; this
+ * power of two changes nothing else. */
 static double probe_size(int32_t root)
 {
     return root == 1 ? 0x1p-8 : 1.0;
 }
 
-/* Signs of a group of probes: vector k of the group has bits of its own. */
+/* Random signs of a group of probes. */
 static void draw_probes(int64_t n, uint64_t group, double size, double *v)
 {
     uint64_t bits = 0xDA942042E4DD58B5u + group * 0x9E3779B97F4A7C15u;
@@ -99,18 +99,17 @@ static void draw_probes(int64_t n, uint64_t group, double size, double *v)
     }
 }
 
-/* Squares of norms, summed over the probes or taken of the matrices themselves. R is the residual. */
+/* Squared norms, of the matrices or summed over probes. R is the residual. */
 typedef struct residual_sums {
     double r, xr, x;
 } residual_sums;
 
-/* Of the numbers times `factor`. */
 static double sum_squares(int64_t count, double factor, const double *y)
 {
     return tchi_loops_for(TCH_SCALAR_F64)->sum_squares(count, factor, y);
 }
 
-/* The power of two that brings X near 1, where squares stay in range: entries of the diagonal lie between the extreme
+/* The power of two that scales X near 1, so that squares stay in range: diagonal entries lie between the extreme
  * eigenvalues. */
 static double unit_of(const residual_ctx *j, int64_t index)
 {

@@ -1,5 +1,4 @@
-/* What second-order optimizers do between parameters and blocks: gradients go into blocks, directions come out of them.
- * Products are done elsewhere; everything here is element by element. */
+/* Between parameters and blocks: gathers gradients into blocks and applies directions from them, elementwise. */
 #include "rects.h"
 
 #include <math.h>
@@ -30,7 +29,7 @@ static void filter_run(tchi_cpu_run *run, tch_filter filter, const void *g, void
     }
 }
 
-/* d of the grafted method, where v takes g in; f itself for SGD. */
+/* d of the grafted method, updating v; f itself for SGD. */
 static const void *graft_run(tchi_cpu_run *run, tch_graft kind, const void *g, const void *f, void *out)
 {
     const tch_hyper *h = run->update->hyper;
@@ -95,8 +94,8 @@ static void zero_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-/* Sums of squares chunk by chunk, then from chunk to chunk in the order of the rectangles, so that norms do not depend
- * on the number of threads. Rectangles of one block follow each other, and so do the sums of their chunks. */
+/* Adds the chunks' sums of squares in the order of the rectangles, so that norms do not depend on the number of
+ * threads. Rectangles of a block are consecutive, and so are their chunks. */
 static void finish_norms(const tch_update *update, const double *parts, double *norms)
 {
     double sum = 0;
@@ -112,7 +111,7 @@ static void finish_norms(const tch_update *update, const double *parts, double *
     }
 }
 
-/* Blocks keep their type, and there is nothing to note. */
+/* Blocks keep their type, and notes are not written. */
 tch_status tchi_cpu_gather(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen)
 {
     block_ctx ctx = {.update = update, .how = how};
@@ -177,7 +176,7 @@ static double scale_of_block(const block_ctx *ctx, int32_t block)
     return (ctx->scale == TCH_BLOCK_UNIT_RMS ? sqrt(target) : target) / ctx->norms[block];
 }
 
-/* The direction after momentum; *scale is its factor, taken in on the way. */
+/* The direction after momentum; *scale is absorbed and becomes 1. */
 static const void *apply_momentum(tchi_cpu_run *run, const void *d, double *scale, int32_t nesterov)
 {
     double momentum = run->update->hyper->momentum;

@@ -1,5 +1,4 @@
-/* What decides about a step: numbers, clocks, gradients that are not finite, loss scales. Few numbers each, except
- * where gradients are looked at. */
+/* Step control: clocks, non-finite gradients and loss scales. */
 #include "rects.h"
 
 #include <stdatomic.h>
@@ -54,7 +53,7 @@ static void find_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-/* What was not finite stays so when it is divided, hence one look at what was stored is enough. */
+/* A non-finite number stays so after division, so checking the stored result suffices. */
 static void unscale_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     gradient_ctx *ctx = argument;

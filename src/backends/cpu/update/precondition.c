@@ -1,5 +1,4 @@
-/* What lies between gathered gradients and a direction: factors that take gradients in, and products with their roots
- * or bases. */
+/* Between gathered gradients and a direction: factor updates and products with roots or bases. */
 #include "backends/cpu/cpu.h"
 #include "backends/packed_sides.h"
 #include "core/status.h"
@@ -13,7 +12,7 @@ static tch_status update_factor(void *state, const tch_matrices *a, int32_t tran
     return tchi_packed_move(state, tchi_cpu_pack_matrices, kept, &c, 0);
 }
 
-/* With weights 0 and 1 factors stay to the bit, whatever the gradients hold: BLAS would multiply them by 0. */
+/* With weights 0 and 1 factors are unchanged whatever the gradients hold: BLAS would multiply them by 0. */
 tch_status tchi_cpu_update_factors(void *state, const tch_blocks *a, const tch_clock *clock, int32_t rounded,
                                    const tch_matrices *rows, const tch_matrices *columns, void *room, void *scratch,
                                    int64_t scratch_bytes)

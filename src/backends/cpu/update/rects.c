@@ -1,15 +1,13 @@
-/* How rectangles are cut and shared among threads. The cuts decide the order of sums, so they follow from the
- * rectangles alone; threads only choose which chunks are whose. */
+/* How rectangles are divided into chunks and chunks among threads. The chunks determine the order of sums, so they
+ * depend on the rectangles alone; threads only choose which chunks to process. */
 #include "core/arith.h"
 #include "rects.h"
 
-/* Chunks of transposed rectangles are squares of this side where possible, since blocks run along the other
- * direction. */
+/* Chunks of transposed rectangles are squares of this side where possible, since blocks run in the other direction. */
 #define SIDE 64
 
-/* What starting a chunk costs, in elements, so that tiny rectangles and large ones are shared evenly. Measured with
- * AdamW in float32 on one core with AVX-512: 1000 rectangles of one element take 62 us, one rectangle of 200 000
- * elements 112 us. */
+/* Start-up cost of a chunk in elements, so that small and large rectangles are balanced. Measured with AdamW in float32
+ * on one core with AVX-512: 1000 rectangles of one element take 62 us, one of 200 000 elements 112 us. */
 #define CHUNK_COST 110
 
 /* A rectangle as rows by cols, cut into down by across chunks of high by wide elements, the last ones smaller. */
@@ -44,8 +42,8 @@ int64_t tchi_cpu_chunks_of(const tch_rect *rect, bool blocks)
     return c.down * c.across;
 }
 
-/* A chunk that has neighbors in one direction alone is more than half full on average, and a quarter in the worst case
- * of both; the last one of a rectangle may be as small as it likes. */
+/* A chunk with neighbors in one direction is more than half full on average, and a quarter full in the worst case of
+ * both; the last one of a rectangle may be smaller. */
 int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t rects)
 {
     return tchi_ceil_div(elements, TCHI_CPU_CHUNK / 4) + rects;
@@ -60,7 +58,7 @@ typedef struct walk {
     void *argument;
 } walk;
 
-/* All chunks of a rectangle are taken to cost the same. */
+/* All chunks of a rectangle count the same. */
 static int64_t chunk_cost(const cut *c)
 {
     int64_t chunks = c->down * c->across;
@@ -77,8 +75,7 @@ static void do_chunk(const walk *w, const tch_rect *rect, const cut *c, int64_t 
     w->task(w->argument, &chunk);
 }
 
-/* The costs of all chunks, laid end to end, are a line, of which this thread has [from, to): the chunks that begin
- * there are its own. */
+/* The costs of all chunks are concatenated; this thread runs the chunks that begin in [from, to). */
 static void walk_range(void *argument, int64_t from, int64_t to)
 {
     const walk *w = argument;
@@ -114,8 +111,8 @@ void tchi_cpu_for_chunks(const tchi_cpu_state *state, const tch_update *update, 
 
 /* --- runs -------------------------------------------------------------------------------------------------------- */
 
-/* A run's numbers in the type of the arithmetic, and the way back: conversions, the gradient's scale and sign, master
- * copies, stochastic rounding, transposed blocks. Where memory has the right type already nothing is copied. */
+/* A run in the compute type and back: conversions, gradient scale and sign, master copies, stochastic rounding,
+ * transposed blocks. Nothing is copied if memory already has the right type. */
 static char *at_element(void *data, tch_scalar type, int64_t index)
 {
     return (char *)data + index * tchi_cpu_size(type);
@@ -147,7 +144,7 @@ bool tchi_cpu_run_next(tchi_cpu_run *run)
 
 /* --- parameters ------------------------------------------------------------------------------------------------- */
 
-/* The memory that holds the parameter in full, and its type. */
+/* The authoritative copy of the parameter, and its type. */
 static char *truth_of(const tchi_cpu_run *run, tch_scalar *type)
 {
     bool mastered = run->rect->master != NULL;
@@ -242,7 +239,7 @@ void *tchi_cpu_run_moment(tchi_cpu_run *run, int index)
     }
 }
 
-/* Codes come in whole words. */
+/* Zeros the rest of the last whole word of codes. */
 static void clear_rest(const tchi_cpu_run *run, uint8_t *codes)
 {
     bool last = run->at + run->n == run->rect->rows * run->rect->cols;
@@ -288,7 +285,7 @@ void tchi_cpu_run_store_moments(const tchi_cpu_run *run, tchi_code_use use)
 
 /* --- blocks ----------------------------------------------------------------------------------------------------- */
 
-/* A chunk's part of a block, which has as many rows as the chunk has columns where the block is transposed. */
+/* A chunk's part of a block, with rows and columns exchanged if the block is transposed. */
 typedef struct block_part {
     tch_scalar type, real;
     char *data;
@@ -310,7 +307,7 @@ static block_part part_of_block(const tch_update *update, const tchi_cpu_chunk *
     };
 }
 
-/* Rows one after the other, in the type of the arithmetic. */
+/* Contiguous rows in the compute type. */
 static void unpack_block(const block_part *part, char *packed)
 {
     for (int64_t i = 0; i < part->rows; i++) {

@@ -1,6 +1,6 @@
-/* Walking over the rectangles of an update. Rectangles are cut into chunks that fit the nearest caches and do not
- * depend on the number of threads; a chunk is done in runs, contiguous stretches of a row. A run's numbers are handed
- * out in the type of the arithmetic: the memory itself where it has that type, a buffer where it has not. */
+/* Iterates over the rectangles of an update. Rectangles are divided into chunks that fit L1 and do not depend on the
+ * number of threads, and chunks into runs, contiguous parts of a row. A run is accessed in the compute type: in place
+ * if memory has that type, else through a buffer. */
 #ifndef TCHI_CPU_UPDATES_RECTS_H
 #define TCHI_CPU_UPDATES_RECTS_H
 
@@ -9,8 +9,8 @@
 #include "backends/cpu/cpu.h"
 #include "backends/cpu/update/steps/steps.h"
 
-/* Elements. A chunk of two blocks in float32 and a run's buffers fit a cache of 48 KB; chunks and runs of 4 and 16
- * times the size were no faster with AdamW, in the caches or outside. */
+/* In elements. A chunk of two float32 blocks and a run's buffers fit a 48 KB cache; 4 and 16 times larger chunks and
+ * runs were no faster with AdamW, in or out of cache. */
 #define TCHI_CPU_CHUNK 4096
 #define TCHI_CPU_RUN 1024
 
@@ -28,12 +28,12 @@ typedef struct tchi_cpu_chunk {
 
 typedef void (*tchi_cpu_chunk_task)(void *argument, const tchi_cpu_chunk *chunk);
 
-/* Runs the task for every chunk, in parallel where it pays. `blocks` says whether the operation uses blocks: where it
- * does not, a dense rectangle is one row. An element is counted as `work` operations. */
+/* Runs the task for every chunk, in parallel if worthwhile. `blocks`: whether the operation uses blocks; if not, a
+ * dense rectangle is one row. An element counts as `work` operations. */
 void tchi_cpu_for_chunks(const tchi_cpu_state *state, const tch_update *update, bool blocks, double work,
                          tchi_cpu_chunk_task task, void *argument);
 
-/* How many chunks a rectangle has; and a bound for rectangles of so many elements in all. */
+/* Number of chunks of a rectangle, and an upper bound for rectangles with so many elements in all. */
 int64_t tchi_cpu_chunks_of(const tch_rect *rect, bool blocks);
 int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t rects);
 
@@ -58,7 +58,7 @@ typedef struct tchi_cpu_run {
 void tchi_cpu_run_begin(tchi_cpu_run *run, const tch_update *update, const tchi_cpu_chunk *chunk);
 bool tchi_cpu_run_next(tchi_cpu_run *run);
 
-/* The parameter, or its master copy where there is one, to be changed; and what makes the change last. */
+/* The parameter, or its master copy if any, for modification; and its store. */
 void *tchi_cpu_run_param(tchi_cpu_run *run);
 void tchi_cpu_run_store_param(tchi_cpu_run *run, const void *p);
 
@@ -67,13 +67,13 @@ const void *tchi_cpu_run_gradient(tchi_cpu_run *run, const void *p, double decay
 
 void *tchi_cpu_run_state(const tchi_cpu_run *run, int index);
 
-/* State 0 or 1 as update->moments says, to be changed; and what stores the changed ones: both for AdamW. */
+/* State 0 or 1 in the format of update->moments, for modification; and its store, of both for AdamW. */
 void *tchi_cpu_run_moment(tchi_cpu_run *run, int index);
 void tchi_cpu_run_store_moments(const tchi_cpu_run *run, tchi_code_use use);
 
 /* --- blocks ----------------------------------------------------------------------------------------------------- */
 
-/* A chunk of a block, turned as the parameter is and in the type of the arithmetic. */
+/* A chunk of a block in the orientation of the parameter and the type of the arithmetic. */
 typedef struct tchi_cpu_tile {
     char *data;  /* of the chunk's element (0, 0); NULL where the rectangle has no such block */
     int64_t ld;  /* in elements */

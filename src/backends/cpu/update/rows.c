@@ -1,6 +1,6 @@
-/* NorMuon: second moments of the rows of a direction, and the step with every row divided by the root of its own. A row
- * is one of the parameter's matrix, which lies along the rows of its block or along the columns. Every sum is one
- * thread's, from its first element to its last, so that results do not depend on the number of threads. */
+/* NorMuon: second moments of the rows of a direction, and the step with every row divided by the root of its second
+ * moment. A row belongs to the parameter's matrix and runs along the rows or the columns of its block. One thread
+ * computes each sum sequentially, so that results do not depend on the number of threads. */
 #include "rects.h"
 
 #include <math.h>
@@ -16,8 +16,7 @@ typedef struct row_ctx {
 
 /* --- moments ---------------------------------------------------------------------------------------------------- */
 
-/* A rectangle as `count` rows of `length` elements; along one of them elements follow each other, along the other they
- * are block_ld apart. Rows without elements are none. */
+/* A rectangle as `count` rows of `length` elements, which are contiguous or block_ld apart. Empty rows do not count. */
 static int64_t row_count(const tch_rect *rect)
 {
     bool empty = rect->rows == 0 || rect->cols == 0;
@@ -29,7 +28,7 @@ static int64_t row_length(const tch_rect *rect)
     return rect->by_column ? rect->rows : rect->cols;
 }
 
-/* Elements of the block from number `first` on, in the type of the arithmetic. */
+/* Elements of the block from index `first` on, in the compute type. */
 static const void *read_block(const tch_update *u, const tch_rect *rect, int64_t first, int64_t n, void *buffer)
 {
     const char *from = (const char *)rect->block[0] + first * tchi_cpu_size(u->block_type);
@@ -53,7 +52,7 @@ static double sum_row(const tch_update *u, const tch_rect *rect, int64_t row)
     return sum;
 }
 
-/* Of n rows from `first` on, one beside the other in memory. */
+/* Of n rows from `first` on, adjacent in memory. */
 static void sum_columns(const tch_update *u, const tch_rect *rect, int64_t first, int64_t n, double *sums)
 {
     const tchi_cpu_steps *steps = tchi_cpu_steps_for(u->real);
@@ -72,7 +71,7 @@ static double moment_at(const tch_update *u, const tch_rect *rect, int64_t row)
                                      : (double)((const float *)rect->state[1])[row];
 }
 
-/* v takes the row in, as it is stored; what the row adds to the squared norm of the direction. */
+/* Updates v, rounded as stored; returns the row's share of the squared norm of the direction. */
 static double take_row(const tch_update *u, const tch_rect *rect, int64_t row, double sum)
 {
     double beta2 = u->hyper->beta2;
@@ -104,7 +103,7 @@ static void take_rows(const tch_update *u, const tch_rect *rect, int64_t from, i
     }
 }
 
-/* The rows of all rectangles are a line, of which this thread has [from, to). */
+/* Rows are numbered across rectangles; this thread has [from, to). */
 static void moments_range(void *argument, int64_t from, int64_t to)
 {
     const row_ctx *ctx = argument;
@@ -134,8 +133,8 @@ static void finish_row_norms(const tch_update *u, const double *parts, double *n
 
 /* --- the step --------------------------------------------------------------------------------------------------- */
 
-/* Elements [at, at + n) of a run, all in one row of the rectangle, which begin in its column `col`. The direction is
- * rounded by itself, so that it can travel before it is applied. */
+/* Elements [at, at + n) of a run, within one row of the rectangle, starting at its column `col`. The direction is
+ * rounded by itself, so that it can be sent before it is applied. */
 static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, int64_t col, double norm, const void *d,
                        void *p)
 {
@@ -156,7 +155,7 @@ static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, in
     run->loops->combine(n, keep, to, -h->lr * run->rect->factor, run->other, to);
 }
 
-/* A dense rectangle may have been cut as one long row: a run is divided where one of its own begins. */
+/* A dense rectangle may be treated as one long row: runs are divided where its rows begin. */
 static void apply_rows_of_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const row_ctx *ctx = argument;

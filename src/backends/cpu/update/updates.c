@@ -1,4 +1,4 @@
-/* AdamW, SGD and Lion: everything a step does to a parameter, in one pass over its memory. */
+/* AdamW, SGD and Lion: a whole step in one pass over memory. */
 #include "rects.h"
 
 #include <math.h>
@@ -44,7 +44,7 @@ static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
 
 /* --- SGD -------------------------------------------------------------------------------------------------------- */
 
-/* The direction after momentum. At a clock's first step the buffer is written without being read. */
+/* The direction after momentum. The first step writes the buffer without reading it. */
 static const void *apply_sgd_momentum(tchi_cpu_run *run, const void *g, int32_t nesterov)
 {
     const tch_hyper *h = run->update->hyper;

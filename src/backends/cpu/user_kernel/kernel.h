@@ -1,46 +1,46 @@
-/* Custom kernels on the CPU: what the files kernel*.c share. A kernel goes through kernel_source.c (the text),
- * kernel_build.c (compiling it by what kernel_compiler.c has found) and kernel_launch.c (loading and running it, with
- * kernel_fibers.c where threads wait for each other). */
+/* Custom kernels on the CPU: kernel_source.c prepares the source, kernel_build.c compiles it with the compiler from
+ * kernel_compiler.c, and kernel_launch.c loads and runs it, on kernel_fibers.c if threads synchronize. */
 #ifndef TCHI_CPU_KERNEL_H
 #define TCHI_CPU_KERNEL_H
 
 #include <torchium/backend.h>
 
 #include "backends/cpu/cpu.h"
+#include "backends/host_memory.h"
+#include "core/status.h"
 #include "kernel/prelude/cpu_launch.h"
 
 #define TCHI_PATH_SIZE 1024
 
 /* --- kernel_compiler.c ------------------------------------------------------------------------------------------- */
 
-/* The C++ compiler's path; UNAVAILABLE, with what to install, where there is none. */
+/* The path of the C++ compiler; TCH_ERR_UNAVAILABLE, with what to install, if there is none. */
 tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE]);
 
-/* Runs a program, with no shell between, until it ends or `seconds` have passed. What it prints goes to `file` and, cut
- * off at its end with a NUL, to `log`. Returns the exit status, 256 for a signal, TCHI_PROCESS_NOT_STARTED or
- * TCHI_PROCESS_TOO_LONG. */
+/* Runs a program, without a shell, for at most `seconds`. Its output goes to `file` and, truncated, to `log`. Returns
+ * the exit status, 256 for a signal, TCHI_PROCESS_NOT_STARTED or TCHI_PROCESS_TOO_LONG. */
 enum { TCHI_PROCESS_NOT_STARTED = -1, TCHI_PROCESS_TOO_LONG = -2 };
 int tchi_process_run(char *const *arguments, const char *file, int seconds, char *log, size_t log_size);
 
-/* Of a clock that never goes back. */
+/* Monotonic clock. */
 double tchi_seconds_now(void);
 
-/* Local variables of a thread, in bytes: twice what a GPU has for them. */
+/* Limit of a thread's local variables in bytes: twice a GPU's. */
 #define TCHI_CPU_LOCAL_MOST 1048576
 
-/* What a thread's stack takes, by the lines of -fstack-usage. */
+/* Stack usage of a thread as reported by -fstack-usage. */
 typedef struct tchi_stack_use {
     uint64_t largest;     /* the local variables of one function */
     uint64_t stack_bytes; /* enough for a thread */
 } tchi_stack_use;
 
-/* Of a text with an end; NULL where the compiler wrote none. */
+/* From a NUL-terminated report; NULL if the compiler wrote none. */
 tchi_stack_use tchi_stack_use_read(const char *lines);
 
 /* --- kernel_source.c --------------------------------------------------------------------------------------------- */
 
-/* What the compiler of the CPU is given in place of a user's source: the same text, line by line, but for what no macro
- * can change. */
+/* The user's source as passed to the CPU's compiler: the same text, line by line, except for what macros cannot
+ * change. */
 typedef struct tchi_cpu_source {
     char *text; /* of host->allocate, `size` bytes */
     size_t size;
@@ -51,7 +51,6 @@ tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source 
 
 /* --- kernel_build.c ---------------------------------------------------------------------------------------------- */
 
-/* The texts around a source, in their order. */
 typedef struct tchi_cpu_part {
     const char *name, *text;
 } tchi_cpu_part;
@@ -61,7 +60,7 @@ extern const tchi_cpu_part tchi_cpu_parts[TCHI_CPU_PARTS];
 
 /* --- kernel_fibers.c --------------------------------------------------------------------------------------------- */
 
-/* Runs blocks whose threads wait for each other, on one thread of the CPU. */
+/* Runs blocks whose threads synchronize, on one CPU thread. */
 typedef struct tchi_fibers tchi_fibers;
 
 #define TCHI_CPU_BLOCK_THREADS 1024
@@ -70,12 +69,12 @@ typedef struct tchi_fibers tchi_fibers;
 tchi_fibers *tchi_fibers_create(void); /* NULL where memory is short */
 void tchi_fibers_destroy(tchi_fibers *fibers);
 
-/* Stacks for blocks of so many threads: whether there are enough, and making them, nonzero where memory is short, and
- * then there are none. */
+/* Stacks for blocks of `threads`: whether there are enough, and allocation, which returns nonzero and leaves none if
+ * memory is short. */
 int tchi_fibers_fit(const tchi_fibers *fibers, int threads, size_t stack_bytes);
 int tchi_fibers_reserve(tchi_fibers *fibers, int threads, size_t stack_bytes);
 
-/* How many of them, for blocks of so many threads, leave enough of the system's tables to the rest of the process. */
+/* The most tchi_fibers, for blocks of `threads`, that leave enough memory mappings to the rest of the process. */
 int tchi_fibers_most(int threads);
 
 /* Blocks [from, to) of a launch. NULL, or why it ended early. */
@@ -102,7 +101,7 @@ typedef struct tchi_cpu_kernel {
     double block_seconds;     /* what a block took last time; 0 before */
 } tchi_cpu_kernel;
 
-/* Releases the stacks that launches have left in the state. */
+/* Releases the stacks kept in the state. */
 void tchi_cpu_kernel_leave(tchi_cpu_state *state);
 
 /* --- the table's entries ----------------------------------------------------------------------------------------- */

@@ -1,7 +1,6 @@
-/* Compiling a kernel: texts written into a new folder, the compiler run on them, its output read back: the
- * object, and what it needs of a stack. The folder is removed however it ends. The user's name
- * and file reach the compiler inside the text only; options are arguments of their own and begin with what kernel.h
- * allows. */
+/* Compiles a kernel in a new temporary folder, which is always removed, and reads back the object and its stack usage.
+ * The user's name and file reach the compiler only inside the text; options are separate arguments that begin with what
+ * kernel.h allows. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -26,7 +25,7 @@ typedef struct work {
     size_t log_size;
 } work;
 
-/* Headers that CUDA sources include. What they have is in the prelude, or cannot be had. */
+/* Headers that CUDA sources include: the prelude has their contents, or they are unavailable. */
 static const struct {
     const char *name, *text;
 } shims[] = {
@@ -125,7 +124,7 @@ static void remove_folder(const work *w)
 
 /* --- the text --------------------------------------------------------------------------------------------------- */
 
-/* Before the source everything that does not wait for the kernel's name; the counter of waits is in the last. */
+/* The prelude precedes the source, except for the parts that need the kernel's name. */
 static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_cpu_source *source, const char *macros,
                          const char *file)
 {
@@ -141,16 +140,13 @@ static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_c
     }
 }
 
-/* kernel.cpp, which has the prelude's parts. */
 static tch_status write_source(const work *w, const tch_kernel_text *text)
 {
     const tch_backend_host *host = tchi_cpu_host();
     tchi_cpu_source source;
     size_t file_bytes = tchi_quoted_bytes(text->file), bytes = file_bytes + tchi_macro_bytes(text);
-    char *file = host->allocate(bytes, 1);
-    if (file == NULL) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a kernel's macros", bytes);
-    }
+    char *file;
+    TCHI_TRY(tchi_backend_take(host, bytes, "a kernel's macros", &file));
     char *macros = file + file_bytes;
     tchi_quoted_write(text->file, file);
     tchi_macros_write(text, macros, bytes - file_bytes);
@@ -169,20 +165,19 @@ static tch_status write_source(const work *w, const tch_kernel_text *text)
 
 static tch_status write_shims(const work *w)
 {
-    tch_status status = TCH_OK;
-    for (size_t i = 0; i < sizeof shims / sizeof *shims && status == TCH_OK; i++) {
+    for (size_t i = 0; i < sizeof shims / sizeof *shims; i++) {
         FILE *stream = create_file(w, shims[i].name);
         if (stream != NULL) {
             fprintf(stream, "#line 1 \"torchium/%s\"\n%s", shims[i].name, shims[i].text);
         }
-        status = close_file(w, stream, shims[i].name);
+        TCHI_TRY(close_file(w, stream, shims[i].name));
     }
-    return status;
+    return TCH_OK;
 }
 
 /* --- the compiler ----------------------------------------------------------------------------------------------- */
 
-/* Arguments of the compiler; `room` holds the text of those that are made here. */
+/* Arguments of the compiler; `room` holds generated text. */
 typedef struct command {
     char *arguments[MOST_ARGUMENTS + 1];
     int count;
@@ -229,9 +224,9 @@ static void add_option(command *c, const char *option)
     }
 }
 
-/* Contraction is what a GPU's compiler does too. Threads of one grid index with unsigned numbers and reinterpret memory
- * at will, so that types say nothing about what overlaps. A function with many local variables touches every page of
- * them in order, and so never passes over the guard below a stack. */
+/* Contraction matches GPU compilers. CUDA code indexes with unsigned numbers and reinterprets memory freely, hence no
+ * strict aliasing. With stack-clash protection a large frame touches every page in order and cannot skip the guard
+ * below a stack. */
 static void fill_command(command *c, const char *compiler, const work *w, const tch_kernel_text *text)
 {
     static const char *const fixed[] = {
@@ -273,8 +268,8 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
     add_path(c, w, "kernel.cpp");
 }
 
-/* In a step of its own, in which the options of the user have no part: with -ffast-math GCC would link a chunk of code
- * that changes the arithmetic of whoever loads the object. */
+/* Links in a separate step without the user's options: with -ffast-math GCC links startup code that changes the
+ * floating-point mode of the whole process. */
 static void fill_link(command *c, const char *compiler, const work *w)
 {
     static const char *const fixed[] = {"-shared", "-Wl,-z,defs", "-Wl,--as-needed", "-o"};
@@ -285,8 +280,7 @@ static void fill_link(command *c, const char *compiler, const work *w)
     add_path(c, w, "kernel.o");
 }
 
-/* Where a compiler does not know how to tell what stacks need, which clang has learned in version 13, it is asked
- * without. */
+/* Retries without the option for compilers that lack it, such as clang before 13. */
 static int drop_stack_option(command *c, const char *log)
 {
     for (int i = 0; i < c->count && strstr(log, STACK_OPTION) != NULL; i++) {
@@ -298,7 +292,7 @@ static int drop_stack_option(command *c, const char *log)
     return 0;
 }
 
-/* Its messages go behind `used` bytes of the log. */
+/* Appends messages after `used` bytes of the log. */
 static int run_command(const command *c, const work *w, size_t used)
 {
     char path[TCHI_PATH_SIZE + 64];
@@ -306,8 +300,8 @@ static int run_command(const command *c, const work *w, size_t used)
     return tchi_process_run(c->arguments, path, COMPILE_SECONDS, w->log + used, w->log_size - used);
 }
 
-/* A compiler that crashes is asked again without vectors, where most such faults are: GCC 12.2 for aarch64 has one
- * that the largest of some halves is enough to meet. */
+/* Retries a crashed compiler without vectorization, the usual cause: GCC 12.2 for aarch64 crashes on a maximum of
+ * float16. */
 static int run_compiler(command *c, const work *w)
 {
     int end = run_command(c, w, 0);
@@ -342,27 +336,20 @@ static tch_status compile_and_link(const work *w, const tch_kernel_text *text)
 {
     char compiler[TCHI_PATH_SIZE];
     command c = {.count = 0};
-    tch_status status = tchi_cpu_find_compiler(compiler);
-    if (status != TCH_OK) {
-        return status;
-    }
+    TCHI_TRY(tchi_cpu_find_compiler(compiler));
     fill_command(&c, compiler, w, text);
     if (c.overflow) {
         return tchi_cpu_host()->fail(TCH_ERR_INVALID_ARGUMENT,
                                      "options and include folders are longer than %zu characters", sizeof c.room);
     }
-    status = check_end(w, text, compiler, run_compiler(&c, w));
-    if (status == TCH_OK) {
-        size_t used = strlen(w->log);
-        fill_link(&c, compiler, w);
-        status = check_end(w, text, compiler, run_command(&c, w, used));
-    }
-    return status;
+    TCHI_TRY(check_end(w, text, compiler, run_compiler(&c, w)));
+    fill_link(&c, compiler, w);
+    return check_end(w, text, compiler, run_command(&c, w, strlen(w->log)));
 }
 
 /* --- the image -------------------------------------------------------------------------------------------------- */
 
-/* A file of the folder, with a NUL behind it; `text` is NULL where there is none. */
+/* A NUL-terminated file of the folder; `text` is NULL if it does not exist. */
 typedef struct output {
     char *text;
     size_t bytes;
@@ -387,30 +374,21 @@ static tch_status read_output(const work *w, const char *name, output *o)
     if (file < 0) {
         return TCH_OK;
     }
-    int readable = fstat(file, &about) == 0 && about.st_size >= 0;
-    o->bytes = readable ? (size_t)about.st_size : 0;
-    o->text = readable ? host->allocate(o->bytes + 1, 1) : NULL;
-    tch_status status = TCH_OK;
-    if (!readable || (o->text != NULL && read(file, o->text, o->bytes) != (ssize_t)o->bytes)) {
+    o->bytes = fstat(file, &about) == 0 && about.st_size > 0 ? (size_t)about.st_size : 0;
+    tch_status status = tchi_backend_take(host, o->bytes + 1, "the output of a compiler", &o->text);
+    if (status == TCH_OK && read(file, o->text, o->bytes) != (ssize_t)o->bytes) {
         release_output(o);
         status = host->fail(TCH_ERR_IO, "cannot read %s", path);
-    } else if (o->text == NULL) {
-        status = host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes of what a compiler wrote", o->bytes);
-    } else {
-        o->text[o->bytes] = '\0';
     }
     close(file);
     return status;
 }
 
-/* A stack that is too small would end the process. */
+/* A stack that is too small would crash the process. */
 static tch_status measure_stack(const work *w, const tch_kernel_text *text, uint64_t *stack_bytes)
 {
     output lines;
-    tch_status status = read_output(w, "kernel.su", &lines);
-    if (status != TCH_OK) {
-        return status;
-    }
+    TCHI_TRY(read_output(w, "kernel.su", &lines));
     tchi_stack_use use = tchi_stack_use_read(lines.text);
     release_output(&lines);
     *stack_bytes = use.stack_bytes;
@@ -431,10 +409,8 @@ static tch_status join_image(const work *w, const output *object, uint64_t stack
     if (object->text == NULL || object->bytes == 0) {
         return host->fail(TCH_ERR_IO, "the compiler left nothing in %s", w->folder);
     }
-    char *data = host->allocate(bytes, 64);
-    if (data == NULL) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a compiled kernel", bytes);
-    }
+    char *data;
+    TCHI_TRY(tchi_backend_take(host, bytes, "a compiled kernel", &data));
     memcpy(data, &header, sizeof header);
     memcpy(data + sizeof header, object->text, object->bytes);
     *image = (tch_kernel_image){data, bytes};
@@ -445,15 +421,20 @@ static tch_status read_image(const work *w, const tch_kernel_text *text, tch_ker
 {
     output object = {NULL, 0};
     uint64_t stack_bytes = 0;
-    tch_status status = measure_stack(w, text, &stack_bytes);
-    if (status == TCH_OK) {
-        status = read_output(w, "kernel.so", &object);
-    }
-    if (status == TCH_OK) {
-        status = join_image(w, &object, stack_bytes, image);
-    }
+    TCHI_TRY(measure_stack(w, text, &stack_bytes));
+    TCHI_TRY(read_output(w, "kernel.so", &object));
+    tch_status status = join_image(w, &object, stack_bytes, image);
     release_output(&object);
     return status;
+}
+
+static tch_status build_in_folder(work *w, const tch_kernel_text *text, tch_kernel_image *image)
+{
+    TCHI_TRY(make_folder(w));
+    TCHI_TRY(write_shims(w));
+    TCHI_TRY(write_source(w, text));
+    TCHI_TRY(compile_and_link(w, text));
+    return read_image(w, text, image);
 }
 
 tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
@@ -461,19 +442,7 @@ tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_k
 {
     work w = {.open = 0, .log = log, .log_size = log_size};
     log[0] = '\0';
-    tch_status status = make_folder(&w);
-    if (status == TCH_OK) {
-        status = write_shims(&w);
-    }
-    if (status == TCH_OK) {
-        status = write_source(&w, text);
-    }
-    if (status == TCH_OK) {
-        status = compile_and_link(&w, text);
-    }
-    if (status == TCH_OK) {
-        status = read_image(&w, text, image);
-    }
+    tch_status status = build_in_folder(&w, text, image);
     remove_folder(&w);
     return status;
 }

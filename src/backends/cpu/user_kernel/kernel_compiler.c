@@ -1,6 +1,6 @@
-/* The C++ compiler: which one, the line that names it and the processor in the cache's keys, running it, and what its
- * report says of stacks. The compiler is not started for that line: its file's size and time change with its version,
- * and are known in microseconds. */
+/* The C++ compiler: choosing it, identifying it and the processor in cache keys, running it, and reading its stack
+ * report. The compiler is not started to identify it: size and time of its file change with its version and take
+ * microseconds to read. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -30,8 +30,8 @@ static int is_program(const char *path)
     return stat(path, &about) == 0 && S_ISREG(about.st_mode) && access(path, X_OK) == 0;
 }
 
-/* A name with a slash is a path, any other is looked for in $PATH; its empty entries, which mean the current folder,
- * are passed over. A program that has more rights than its caller sees no $PATH, and so has no compiler. */
+/* A name with a slash is a path, any other is searched in $PATH, skipping empty entries, which mean the current folder.
+ * A privileged program does not use $PATH and so has no compiler. */
 static int find_program(const char *name, char path[TCHI_PATH_SIZE])
 {
     if (strchr(name, '/') != NULL) {
@@ -51,15 +51,15 @@ static int find_program(const char *name, char path[TCHI_PATH_SIZE])
 
 tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE])
 {
-    const char *wanted = secure_getenv("TORCHIUM_CXX");
-    if (wanted != NULL && *wanted != '\0') {
-        if (find_program(wanted, path)) {
+    const char *chosen = secure_getenv("TORCHIUM_CXX");
+    if (chosen != NULL && *chosen != '\0') {
+        if (find_program(chosen, path)) {
             return TCH_OK;
         }
         return tchi_cpu_host()->fail(TCH_ERR_UNAVAILABLE,
                                      "TORCHIUM_CXX is \"%.200s\", which is not a program: it must be the name or the "
                                      "path of a C++ compiler, without options",
-                                     wanted);
+                                     chosen);
     }
     const char *const names[] = {secure_getenv("CXX"), "c++", "g++", "clang++"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -72,7 +72,7 @@ tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE])
                                  "PATH): install g++ (Debian: apt-get install g++) or set TORCHIUM_CXX");
 }
 
-/* All that -march=native looks at. */
+/* Everything -march=native depends on. */
 static void describe_processor(char *text, size_t size)
 {
 #if defined(__x86_64__)
@@ -102,8 +102,7 @@ static unsigned long hash_text(unsigned long hash, const char *text)
     return hash;
 }
 
-/* An image also depends on the texts around a source and on where the linker looks for libraries, which NVIDIA's
- * container images set. */
+/* An image also depends on the prelude and on LIBRARY_PATH, which NVIDIA's container images set. */
 static unsigned long hash_surroundings(void)
 {
     const char *libraries = getenv("LIBRARY_PATH");
@@ -114,7 +113,7 @@ static unsigned long hash_surroundings(void)
     return hash;
 }
 
-/* Variables with which a compiler reads other headers, parts of itself or options. */
+/* Variables that make a compiler read other headers, parts of itself or options. */
 static int environment_counts(void)
 {
     static const char *const names[] = {"CPATH", "CPLUS_INCLUDE_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
@@ -132,10 +131,7 @@ tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size)
 {
     char path[TCHI_PATH_SIZE], real[TCHI_PATH_SIZE * 4], processor[128];
     struct stat about;
-    tch_status status = tchi_cpu_find_compiler(path);
-    if (status != TCH_OK) {
-        return status;
-    }
+    TCHI_TRY(tchi_cpu_find_compiler(path));
     if (realpath(path, real) == NULL || stat(real, &about) != 0) {
         return tchi_cpu_host()->fail(TCH_ERR_UNAVAILABLE, "the C++ compiler %.200s cannot be read", path);
     }
@@ -161,7 +157,7 @@ double tchi_seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The child has no input, both outputs in the file, and none of our other files. */
+/* The child gets no input, both outputs in the file, and no other descriptors. */
 static int set_files(posix_spawn_file_actions_t *actions, int output)
 {
     int failed = posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
@@ -175,7 +171,7 @@ static int set_files(posix_spawn_file_actions_t *actions, int output)
     return failed;
 }
 
-/* It leads a process group, so that what it started ends with it, also what it left in the background. */
+/* The child leads a process group, so that everything it started is killed with it. */
 static int start_process(char *const *arguments, int output, pid_t *child)
 {
     posix_spawn_file_actions_t actions;
@@ -201,7 +197,7 @@ static int start_process(char *const *arguments, int output, pid_t *child)
     return failed;
 }
 
-/* Whether the process has ended. It stays in the system's books, and so does the number of its group. */
+/* Whether the process has ended. It is not reaped, so its group id stays valid. */
 static int has_ended(pid_t child)
 {
     siginfo_t about = {0};
@@ -209,7 +205,7 @@ static int has_ended(pid_t child)
     return failed ? errno != EINTR : about.si_pid == child;
 }
 
-/* Until the process ends; nonzero where the time was over first. */
+/* Waits for the process; nonzero on timeout. */
 static int wait_until(pid_t child, double deadline)
 {
     const struct timespec step = {0, STEP_NANOSECONDS};
@@ -222,7 +218,7 @@ static int wait_until(pid_t child, double deadline)
     return 0;
 }
 
-/* A program that collects its children itself may have taken ours: then only what was written tells how it went. */
+/* If the program reaps its children itself the status is lost; then only the output file counts. */
 static int collect_status(pid_t child)
 {
     int status = 0;
@@ -259,16 +255,16 @@ int tchi_process_run(char *const *arguments, const char *file, int seconds, char
 
 /* --- stacks ------------------------------------------------------------------------------------------------------ */
 
-/* How large the stacks of a block's threads must be. The compiler tells for every function that it did not inline; a
- * chain of calls has each of them once at most, unless a kernel calls itself, so that their sum is enough. Stacks cost
- * only what is touched of them: a sum that is too large does no harm. */
-/* For what is called and not compiled here: waiting, and the C library's mathematical functions. */
+/* Stack size of a block's threads. The compiler reports every function that it did not inline; without recursion a call
+ * chain has each of them at most once, so their sum suffices. Stacks cost only the pages touched, so overestimating is
+ * harmless. */
+/* For calls outside the kernel: synchronization and the C library's math functions. */
 #define OTHERS_BYTES 32768
 #define LEAST_BYTES 65536
 #define MOST_BYTES (TCHI_CPU_LOCAL_MOST + OTHERS_BYTES)
 
-/* "file:line:column:function \t bytes \t qualifiers"; the function may be anything. Where the compiler knows no bound
- * the stack becomes the largest there is. */
+/* "file:line:column:function \t bytes \t qualifiers"; the function may contain anything. If the compiler knows no bound
+ * the stack gets the maximum size. */
 static void read_line(const char *line, size_t length, tchi_stack_use *use)
 {
     const char *tabs[2] = {NULL, NULL}; /* the last two */

@@ -1,10 +1,10 @@
-/* The threads of a block that wait for each other. Each runs on a stack of its own until it waits; when nobody can run,
- * those whose waiting is over are found, as CUDA has it: a thread that has returned counts as having come. A wait that
- * can never end is an error. One tchi_fibers serves one thread of the CPU, and keeps its stacks from block to block.
+/* Runs blocks whose threads synchronize. Each thread runs on its own stack until it waits; when none can run, completed
+ * waits are released with CUDA's rules: a returned thread counts as arrived. A wait that can never complete is an
+ * error. A tchi_fibers serves one CPU thread and keeps its stacks from block to block.
  *
- * Stacks are not taken from the library's allocator: below each lies memory that must not be touched.
+ * Stacks are not from the library's allocator: they need guard pages.
  *
- * Switching is a few instructions, for each processor its own. An unknown TCHI_GUARD_ADVICE tries the guards of older
+ * Switching is a few instructions per architecture. An unknown TCHI_GUARD_ADVICE falls back to the guards of older
  * kernels. */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -27,10 +27,10 @@
 
 #define LANES 32
 
-/* Three quarters of the 65530 mappings that Linux gives a process. */
+/* Three quarters of Linux's 65530 mappings per process. */
 #define MAPPINGS_MOST 49152
 
-/* What compilers with -fstack-clash-protection may step over without looking, on any processor. */
+/* The largest step that -fstack-clash-protection takes without probing, on any processor. */
 #define GUARD_BYTES 65536
 
 #ifndef TCHI_GUARD_ADVICE
@@ -48,7 +48,7 @@ typedef struct fiber {
     uint64_t answer;
 } fiber;
 
-/* In bytes: what must not be touched below a stack, and from one stack to the next. */
+/* Guard size and distance between stacks, in bytes. */
 typedef struct stack_layout {
     size_t guard, stride;
 } stack_layout;
@@ -73,9 +73,8 @@ struct tchi_fibers {
 
 static void run_thread(tchi_fibers *f);
 
-/* Stores where it stands in *from and goes on at `to`: what the calling convention lets a function change is the
- * compiler's concern, the rest lies on the stack. A new stack begins in tchi_fiber_begin, with its argument in a
- * register that was loaded from there: r12 or x19. */
+/* Saves the stack pointer in *from and switches to `to`: the compiler handles caller-saved registers, the rest is on
+ * the stack. A new stack starts in tchi_fiber_begin with its argument in r12 or x19, restored from the stack. */
 void tchi_fiber_switch(void **from, void *to);
 void tchi_fiber_begin(void);
 void tchi_fiber_main(tchi_fibers *f);
@@ -90,7 +89,7 @@ static void switch_fiber(fiber_place *from, fiber_place *to)
     tchi_fiber_switch(from, *to);
 }
 
-/* Stacks begin at different cache lines of their pages, since lines a page apart drive each other out of the cache. */
+/* Stacks start at different cache lines of their pages: lines a page apart evict each other. */
 static uintptr_t *top_of(const tchi_fibers *f, int number)
 {
     return (uintptr_t *)(f->stacks + (size_t)(number + 1) * f->layout.stride - (size_t)(number % 64) * 64);
@@ -98,8 +97,7 @@ static uintptr_t *top_of(const tchi_fibers *f, int number)
 
 #if defined(__x86_64__)
 
-/* The bytes are "endbr64", where an indirect call may land in a program that checks that; older processors pass over
- * them. */
+/* The bytes are "endbr64", a valid target of indirect calls under CET; a no-op on older processors. */
 __asm__(".text\n"
         ".p2align 4\n"
         ".hidden tchi_fiber_switch\n"
@@ -132,8 +130,8 @@ __asm__(".text\n"
         "    hlt\n"
         ".size tchi_fiber_begin, . - tchi_fiber_begin\n");
 
-/* From below: the six registers in the order in which they are popped, the address to return to, and two words that
- * leave the stack aligned as a call wants it. */
+/* From low to high: six registers in pop order, the return address, and two words that align the stack as the ABI
+ * requires. */
 static void set_up_stack(tchi_fibers *f, int number)
 {
     uintptr_t *sp = top_of(f, number) - 9;
@@ -145,9 +143,9 @@ static void set_up_stack(tchi_fibers *f, int number)
 
 #elif defined(__aarch64__)
 
-/* Kept are x19 to x28, the frame pointer x29, the return address x30 and the lower halves of v8 to v15. "hint #34" is
- * "bti c", where an indirect call may land in a program that checks that; older processors pass over it. Returns are
- * not checked so, and the return address is stored as it is: each function has signed its own before it comes here. */
+/* Saves x19 to x28, the frame pointer x29, the return address x30 and the lower halves of v8 to v15. "hint #34" is "bti
+ * c", a valid target of indirect calls; a no-op on older processors. The return address is stored as is: each function
+ * has signed its own. */
 __asm__(".text\n"
         ".p2align 4\n"
         ".hidden tchi_fiber_switch\n"
@@ -190,7 +188,7 @@ __asm__(".text\n"
         "    brk #1\n"
         ".size tchi_fiber_begin, . - tchi_fiber_begin\n");
 
-/* From below: the twenty words in the order in which they are stored. A frame pointer of 0 ends the list of frames. */
+/* From low to high: the twenty words in store order. A frame pointer of 0 ends the backtrace. */
 static void set_up_stack(tchi_fibers *f, int number)
 {
     uintptr_t *sp = top_of(f, number) - 20;
@@ -262,17 +260,17 @@ static int release_block(tchi_fibers *f)
     return 1;
 }
 
-/* The lanes of `warp` that wait for what lane `first` waits for, or 0 while somebody is missing. */
+/* The lanes of `warp` that wait for the same as lane `first`, or 0 while any is missing. */
 static uint32_t gather_lanes(const fiber *warp, int lanes, int first)
 {
-    const tchi_cpu_wait *wanted = &warp[first].wait;
+    const tchi_cpu_wait *awaited = &warp[first].wait;
     uint32_t come = 0;
     for (int lane = 0; lane < lanes; lane++) {
-        if (!(wanted->mask >> lane & 1) || warp[lane].state == DONE) {
+        if (!(awaited->mask >> lane & 1) || warp[lane].state == DONE) {
             continue;
         }
-        if (warp[lane].state != WAITING || warp[lane].wait.kind != wanted->kind ||
-            warp[lane].wait.mask != wanted->mask) {
+        if (warp[lane].state != WAITING || warp[lane].wait.kind != awaited->kind ||
+            warp[lane].wait.mask != awaited->mask) {
             return 0;
         }
         come |= (uint32_t)1 << lane;
@@ -280,7 +278,7 @@ static uint32_t gather_lanes(const fiber *warp, int lanes, int first)
     return come;
 }
 
-/* A lane that is not there gives nothing: who asks it gets his own value back. */
+/* Shuffling from an absent lane returns the caller's own value. */
 static void answer_lanes(fiber *warp, uint32_t come)
 {
     uint64_t votes = 0;
@@ -307,7 +305,7 @@ static int release_warp(fiber *warp, int lanes)
     for (int lane = 0; lane < lanes; lane++) {
         if (warp[lane].state == WAITING && warp[lane].wait.kind != TCHI_WAIT_BLOCK) {
             uint32_t come = gather_lanes(warp, lanes, lane);
-            /* A thread that waits for others only, and not for itself, would never go on. */
+            /* A lane must be in its own mask, or it would never resume. */
             if (come >> lane & 1) {
                 answer_lanes(warp, come);
                 released = 1;
@@ -353,8 +351,8 @@ static void say_deadlock(tchi_fibers *f, int64_t block)
         f->list[number].wait.kind == TCHI_WAIT_BLOCK ? "__syncthreads()" : "a shuffle, vote or __syncwarp()");
 }
 
-/* AddressSanitizer marks what lies around the frames of a function until it returns, which threads that a failed launch
- * left waiting never do. */
+/* AddressSanitizer poisons the surroundings of a frame until the function returns, which threads of a failed launch
+ * never do. */
 static void clear_marks(const tchi_fibers *f)
 {
 #if defined(ADDRESS_SANITIZER)
@@ -404,13 +402,6 @@ static size_t whole_pages(size_t bytes, size_t page)
     return (bytes + page - 1) / page * page;
 }
 
-/* Pages are of 4 KiB, and of 16 or 64 with some kernels for ARM: only whole ones can be kept from being touched. */
-static stack_layout lay_out_stack(size_t page, size_t stack_bytes)
-{
-    size_t guard = whole_pages(GUARD_BYTES, page);
-    return (stack_layout){guard, guard + whole_pages(stack_bytes, page)};
-}
-
 static char *map_memory(size_t bytes)
 {
     /* cppcheck-suppress invalidFunctionArg ; memory without a file is asked for with -1 */
@@ -419,7 +410,7 @@ static char *map_memory(size_t bytes)
     return at == MAP_FAILED ? NULL : at;
 }
 
-/* Without the newer way each guard parts one mapping in three. */
+/* Without guard pages each guard splits one mapping into three. */
 static int set_guards(char *stacks, int count, const stack_layout *layout)
 {
     for (int i = 0; i < count; i++) {
@@ -431,10 +422,12 @@ static int set_guards(char *stacks, int count, const stack_layout *layout)
     return 0;
 }
 
-/* Pages that no thread has come to are never touched, and cost addresses only. */
-static int map_stacks(tchi_fibers *f, size_t page, int count, size_t stack_bytes)
+/* Untouched pages cost only address space. Pages are 4 KiB, 16 or 64 on some ARM kernels; only whole pages can be
+ * protected. */
+static int map_stacks(tchi_fibers *f, int count, size_t stack_bytes)
 {
-    stack_layout layout = lay_out_stack(page, stack_bytes);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), guard = whole_pages(GUARD_BYTES, page);
+    stack_layout layout = {guard, guard + whole_pages(stack_bytes, page)};
     size_t bytes = (size_t)count * layout.stride;
     char *stacks = map_memory(bytes);
     if (stacks == NULL) {
@@ -456,11 +449,6 @@ static void unmap_stacks(tchi_fibers *f)
     f->stacks = NULL, f->room = 0, f->stack_bytes = 0;
 }
 
-static long page_size(void)
-{
-    return sysconf(_SC_PAGESIZE);
-}
-
 tchi_fibers *tchi_fibers_create(void)
 {
     tchi_fibers *f = tchi_cpu_host()->allocate(sizeof *f, _Alignof(tchi_fibers));
@@ -475,24 +463,22 @@ int tchi_fibers_fit(const tchi_fibers *f, int threads, size_t stack_bytes)
     return threads <= f->room && stack_bytes <= f->stack_bytes;
 }
 
-/* What there was is a part of what there will be, so that two kernels in turn do not map each time; or, where that is
- * too much, only what is wanted now. */
+/* Grows to the maximum of both sizes, so that two alternating kernels do not remap each time; if that is too much, only
+ * what is needed now. */
 int tchi_fibers_reserve(tchi_fibers *f, int threads, size_t stack_bytes)
 {
-    size_t page = (size_t)page_size();
     if (tchi_fibers_fit(f, threads, stack_bytes)) {
         return 0;
     }
     int most_threads = threads > f->room ? threads : f->room;
     size_t most_bytes = stack_bytes > f->stack_bytes ? stack_bytes : f->stack_bytes;
     unmap_stacks(f);
-    return map_stacks(f, page, most_threads, most_bytes) != 0 && map_stacks(f, page, threads, stack_bytes) != 0 ? -1
-                                                                                                                : 0;
+    return map_stacks(f, most_threads, most_bytes) != 0 && map_stacks(f, threads, stack_bytes) != 0 ? -1 : 0;
 }
 
 static int guards_are_mappings(void)
 {
-    size_t page = (size_t)page_size();
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *trial = map_memory(page);
     int are = trial == NULL || madvise(trial, page, TCHI_GUARD_ADVICE) != 0;
     if (trial != NULL) {

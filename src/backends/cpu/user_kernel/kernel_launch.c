@@ -1,6 +1,5 @@
-/* Bringing an image into the process, running its kernel, and taking it out again. Blocks are divided among the threads
- * of the CPU: a kernel whose threads never wait runs in the loops that were compiled into it, one whose threads do on
- * fibers. */
+/* Loads an image, runs its kernel and unloads it. Blocks are divided among CPU threads: kernels without synchronization
+ * run as compiled loops, others on fibers. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -16,7 +15,7 @@
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
 
-/* The loader trusts what it opens: at least it must be an object of this machine, and all there. */
+/* dlopen trusts its input, so check that it is a complete object of this machine. */
 static tch_status check_image(const tch_kernel_image *image, tchi_cpu_image_header *read)
 {
     const tch_backend_host *host = tchi_cpu_host();
@@ -40,14 +39,13 @@ static tch_status check_image(const tch_kernel_image *image, tchi_cpu_image_head
     return TCH_OK;
 }
 
-/* `path` may be shorter-lived than the object: the loader has it mapped. */
 static void *open_file(int file, const char *path, const char *data, size_t bytes)
 {
     return write(file, data, bytes) == (ssize_t)bytes ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
 }
 
-/* *held, where not negative, stays open as long as the object: the loader knows objects by their paths, and would give
- * the next one that comes with the same descriptor for this one. */
+/* *held, if not negative, stays open while the object is loaded: the loader identifies objects by path and would
+ * mistake the next one with the same descriptor for this one. */
 static void *open_object(const char *data, size_t bytes, int *held)
 {
     char path[64];
@@ -85,8 +83,8 @@ static tch_status find_description(tchi_cpu_kernel *kernel)
     return TCH_OK;
 }
 
-/* On the CPU a thread of a block is a turn of a loop: how many there are hardly matters, and blocks are what is
- * divided. */
+/* On the CPU a thread of a block is a loop iteration: block size hardly matters, and blocks are divided among
+ * threads. */
 static void describe_kernel(const tchi_cpu_state *state, const tchi_cpu_kernel *k, tch_kernel_info *info, int32_t room,
                             tch_kernel_parameter *parameters)
 {
@@ -113,15 +111,10 @@ tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void
 {
     const tch_backend_host *host = tchi_cpu_host();
     tchi_cpu_image_header header = {0};
-    tch_status status = check_image(image, &header);
-    if (status != TCH_OK) {
-        return status;
-    }
-    tchi_cpu_kernel *k = host->allocate(sizeof *k, _Alignof(tchi_cpu_kernel));
-    if (k == NULL) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a kernel", sizeof *k);
-    }
-    memset(k, 0, sizeof *k);
+    tchi_cpu_kernel *k;
+    TCHI_TRY(check_image(image, &header));
+    TCHI_TRY(tchi_backend_take(host, sizeof *k, "a kernel", &k));
+    tch_status status = TCH_OK;
     k->stack_bytes = (size_t)header.stack_bytes;
     k->library = open_object((const char *)image->data + sizeof header, (size_t)header.bytes, &k->file);
     if (k->library == NULL) {
@@ -140,7 +133,7 @@ tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void
     return TCH_OK;
 }
 
-/* The file goes last: the loader knows the object by its path, which another file must not have meanwhile. */
+/* The file is closed last, so that no other file can get its path. */
 void tchi_cpu_kernel_unload(void *state, void *kernel)
 {
     tchi_cpu_kernel *k = kernel;
@@ -164,7 +157,7 @@ typedef struct launch_ctx {
     char message[512];
 } launch_ctx;
 
-/* Where a kernel without fibers goes when it gives up: an assertion, __trap(). */
+/* Where a kernel without fibers returns to on an assertion or __trap(). */
 typedef struct plain_runner {
     jmp_buf back;
     launch_ctx *ctx;
@@ -219,7 +212,7 @@ static void run_blocks(void *argument, int64_t from, int64_t to)
 
 /* --- stacks ------------------------------------------------------------------------------------------------------ */
 
-/* Stacks for the threads of a block, in a slot of the state. Nonzero where memory is short. */
+/* Reserves stacks for a block in a slot of the state; nonzero if memory is short. */
 static int reserve_slot(tchi_cpu_state *s, int slot, int threads, size_t stack_bytes)
 {
     if (slot >= TCHI_CPU_FIBER_SLOTS || slot >= tchi_fibers_most(threads)) {
@@ -231,8 +224,7 @@ static int reserve_slot(tchi_cpu_state *s, int slot, int threads, size_t stack_b
     return s->fibers[slot] != NULL ? tchi_fibers_reserve(s->fibers[slot], threads, stack_bytes) : -1;
 }
 
-/* How many threads of the CPU have stacks for the threads of a block each: as many as asked for, or as there is memory
- * for. */
+/* The number of CPU threads with stacks for a block each: as requested, or as memory allows. */
 static int reserve_slots(tchi_cpu_state *s, int slots, int threads, size_t stack_bytes)
 {
     const tch_backend_host *host = tchi_cpu_host();
@@ -251,7 +243,7 @@ static int reserve_slots(tchi_cpu_state *s, int slots, int threads, size_t stack
     return ready;
 }
 
-/* The threads of the CPU that take part in a launch. */
+/* The number of CPU threads for a launch. */
 static tch_status count_slots(tchi_cpu_state *s, const tchi_cpu_kernel *kernel, const tch_kernel_run *run, int *slots)
 {
     int64_t blocks = run->grid[0] * run->grid[1] * run->grid[2];
@@ -302,8 +294,8 @@ static tch_status check_run(const tch_kernel_run *run)
     return TCH_OK;
 }
 
-/* What a thread of a user's kernel costs is not known before: the first launch is divided, later ones go by what a
- * block took the last time. Two threads are worth it from 8 microseconds on: a region is started in one or two. */
+/* The cost of a kernel is unknown at first: the first launch is divided, later ones use the last time per block. Two
+ * threads pay from 8 microseconds on: starting a region takes one or two. */
 tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_run *run)
 {
     tchi_cpu_state part = *(tchi_cpu_state *)state; /* with as many threads as take part */
@@ -313,13 +305,8 @@ tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_ru
     if (blocks == 0) {
         return TCH_OK;
     }
-    tch_status status = check_run(run);
-    if (status == TCH_OK) {
-        status = count_slots(state, k, run, &part.threads);
-    }
-    if (status != TCH_OK) {
-        return status;
-    }
+    TCHI_TRY(check_run(run));
+    TCHI_TRY(count_slots(state, k, run, &part.threads));
     ctx.fibers = ((tchi_cpu_state *)state)->fibers;
     for (int i = 0; i < 3; i++) {
         ctx.launch.grid[i] = (uint32_t)run->grid[i];

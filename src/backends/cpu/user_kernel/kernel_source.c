@@ -1,5 +1,5 @@
-/* What no macro can make C++ of: "extern __shared__ T name[]", an array of no size, becomes a pointer to the block's
- * dynamic shared memory. Lines stay lines, so that messages name the right ones. */
+/* Rewrites what macros cannot: "extern __shared__ T name[]" becomes a pointer to the block's dynamic shared memory.
+ * Line numbers are preserved for messages. */
 #define _GNU_SOURCE /* memmem */
 #include <ctype.h>
 #include <string.h>
@@ -10,8 +10,8 @@
 
 #define RAW_MARK_MOST 16
 
-/* The words of a source, as far as they must be known to rewrite it: comments are left out, a directive is one token,
- * and punctuation comes one character at a time. */
+/* Tokens of a source, as far as rewriting needs them: comments are skipped, a directive is one token, and punctuation
+ * is one character each. */
 typedef enum token_kind { TOKEN_WORD, TOKEN_TEXT, TOKEN_DIRECTIVE, TOKEN_MARK } token_kind;
 
 typedef struct token {
@@ -62,8 +62,7 @@ static const char *end_of_text(const char *p)
     return *p == quote ? p + 1 : p;
 }
 
-/* R"mark( ... )mark", `p` at the quote. A mark has at most 16 characters; what has more is no raw text to a
- * compiler. */
+/* R"mark( ... )mark", `p` at the quote. A longer mark is not a raw string to a compiler. */
 static const char *end_of_raw_text(const char *p)
 {
     size_t mark = 0;
@@ -91,7 +90,7 @@ static const char *end_of_directive(const char *p)
     return p;
 }
 
-/* An apostrophe inside a number parts its digits. */
+/* An apostrophe inside a number is a digit separator. */
 static const char *end_of_word(const char *p)
 {
     int number = isdigit((unsigned char)*p);
@@ -123,15 +122,12 @@ static const char *next_token(const char *p, int line_start, token *token)
     return end;
 }
 
-/* Nonzero where memory is short: what is no C++ is told by the compiler. */
-static int read_tokens(const char *source, token_list *tokens)
+/* What is not C++ is reported by the compiler. */
+static tch_status read_tokens(const char *source, token_list *tokens)
 {
     tokens->count = 0;
     tokens->bytes = (strlen(source) + 1) * sizeof *tokens->list;
-    tokens->list = tchi_cpu_host()->allocate(tokens->bytes, _Alignof(token));
-    if (tokens->list == NULL) {
-        return -1;
-    }
+    TCHI_TRY(tchi_backend_take(tchi_cpu_host(), tokens->bytes, "the tokens of a kernel's source", &tokens->list));
     int line_start = 1;
     for (const char *p = source; *p != '\0';) {
         if (isspace((unsigned char)*p)) {
@@ -143,12 +139,12 @@ static int read_tokens(const char *source, token_list *tokens)
             line_start = 0;
         }
     }
-    return 0;
+    return TCH_OK;
 }
 
 /* --- rewriting --------------------------------------------------------------------------------------------------- */
 
-/* Room for what is put in: a few words for each array. */
+/* Room for insertions per array. */
 #define WORDS_BYTES 64
 
 typedef struct writer {
@@ -163,7 +159,7 @@ static void put_text(writer *w, const char *text, size_t size)
     w->used += size;
 }
 
-/* The source up to `at`, then `text` in the place of what lies between there and `to`, of which newlines remain. */
+/* Copies the source up to `at`, then replaces [at, to) by `text`, keeping newlines. */
 static void replace_text(writer *w, const char *at, const char *to, const char *text)
 {
     put_text(w, w->from, (size_t)(at - w->from));
@@ -189,7 +185,7 @@ static int is_either(const token *token)
     return token_is(token, "extern") || token_is(token, "__shared__");
 }
 
-/* No declaration has either word again: the search ends there, so that no part of a source is searched many times. */
+/* A declaration has neither word again: stopping there keeps the search linear. */
 static int read_shared_array(const token_list *t, size_t i, shared_array *array)
 {
     const token *list = t->list;
@@ -208,7 +204,7 @@ static int read_shared_array(const token_list *t, size_t i, shared_array *array)
     return array->end != 0 && array->name > i + 1 && list[array->name].kind == TOKEN_WORD;
 }
 
-/* Outside functions the pointer belongs to each thread of the CPU; inside it is a variable like any other. */
+/* Outside functions the pointer is thread_local; inside it is an ordinary variable. */
 static void write_shared_array(writer *w, const token_list *t, const shared_array *array, int outside)
 {
     const token *list = t->list;
@@ -269,7 +265,7 @@ static token last_name(const char *name)
     return (token){name + first, end - first, TOKEN_WORD};
 }
 
-/* The words that matter since the last statement ended. */
+/* Keywords since the last statement ended. */
 typedef struct declaration {
     int is_global, is_void;
 } declaration;
@@ -283,11 +279,11 @@ static void note_token(declaration *d, const token *token)
     d->is_void |= token_is(token, "void");
 }
 
-/* To a C++ compiler __global__ is no word: a function that lacks it would run here and not on a GPU. Where the function
- * is not seen, or a macro may have made it, the compiler decides. */
+/* The CPU's compiler ignores __global__, so a function without it would run here but not on a GPU. If the function is
+ * not visible, or a macro may have declared it, the compiler decides. */
 static int lacks_global(const token_list *t, const char *name)
 {
-    token wanted = last_name(name);
+    token target = last_name(name);
     declaration before = {0, 0};
     int seen = 0;
     for (size_t i = 0; i + 1 < t->count; i++) {
@@ -296,7 +292,7 @@ static int lacks_global(const token_list *t, const char *name)
             if (memmem(token->at, token->size, "__global__", 10) != NULL) {
                 return 0;
             }
-        } else if (token_same(token, &wanted) && token_is(&t->list[i + 1], "(")) {
+        } else if (token_same(token, &target) && token_is(&t->list[i + 1], "(")) {
             if (before.is_global) {
                 return 0;
             }
@@ -322,10 +318,7 @@ static tch_status rewrite_source(const tch_kernel_text *text, const token_list *
         words += token_is(&tokens->list[i], "extern");
     }
     source->size = length + words * WORDS_BYTES + 1;
-    source->text = host->allocate(source->size, 1);
-    if (source->text == NULL) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for a source of %zu characters", length);
-    }
+    TCHI_TRY(tchi_backend_take(host, source->size, "a kernel's source", &source->text));
     writer w = {source->text, 0, text->source};
     source->dynamic = rewrite_shared(tokens, &w);
     put_text(&w, w.from, strlen(w.from) + 1);
@@ -334,13 +327,9 @@ static tch_status rewrite_source(const tch_kernel_text *text, const token_list *
 
 tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source *source)
 {
-    const tch_backend_host *host = tchi_cpu_host();
     token_list tokens;
-    if (read_tokens(text->source, &tokens) != 0) {
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for the tokens of a source of %zu characters",
-                          strlen(text->source));
-    }
+    TCHI_TRY(read_tokens(text->source, &tokens));
     tch_status status = rewrite_source(text, &tokens, source);
-    host->release(tokens.list, tokens.bytes);
+    tchi_cpu_host()->release(tokens.list, tokens.bytes);
     return status;
 }

@@ -1,5 +1,5 @@
-/* How elementwise operations walk a batch of matrices: the grid is columns by rows by matrices, and a thread loads a
- * patch of four columns and TCHI_CUDA_PATCH_STEPS rows before it stores any, which makes working in place safe. */
+/* Elementwise operations on a batch of matrices: the grid is columns by rows by matrices, and a thread loads a patch of
+ * four columns and TCHI_CUDA_PATCH_STEPS rows before it stores any, which makes in-place operation safe. */
 #ifndef TCHI_CUDA_PATCHES_CUH
 #define TCHI_CUDA_PATCHES_CUH
 
@@ -7,8 +7,8 @@
 
 #define TCHI_CUDA_PATCH_THREADS 256 /* of a block */
 
-/* Rows a thread holds. Two make 32 bytes of float32 under way in a thread and at least 32 KB on a processor, where an
- * H200 needs about 25 KB to cover the latency of its memory (700 ns at 4.8 TB/s over 132 processors). */
+/* Rows per thread. Two make 32 bytes of float32 in flight per thread and at least 32 KB per multiprocessor; an H200
+ * needs about 25 KB to hide its memory latency (700 ns at 4.8 TB/s over 132 multiprocessors). */
 #define TCHI_CUDA_PATCH_STEPS 2
 
 /* --- walking a batch --------------------------------------------------------------------------------------------- */
@@ -17,7 +17,7 @@ typedef struct tchi_cuda_extent {
     int64_t rows, cols, batch;
 } tchi_cuda_extent;
 
-/* What a thread works on: rows i, i + step, ..., columns j to j + count of matrix b. */
+/* A thread's patch: rows i, i + step, ..., columns j to j + count of matrix b. */
 typedef struct tchi_cuda_patch {
     int64_t b, i, j, step, rows;
     int count;
@@ -151,12 +151,12 @@ static __device__ inline tchi_cuda_rows_of_vec4s<real, count> tchi_cuda_load_vec
                                                                                    int64_t i, int64_t step, int64_t j)
 {
     tchi_cuda_rows_of_vec4s<real, count> values;
-    int wanted = e.cols - j < 4 ? (int)(e.cols - j) : 4;
+    int inside = e.cols - j < 4 ? (int)(e.cols - j) : 4;
     const char *from = tchi_cuda_at(x, b, i, j);
     int64_t pitch = step * x.ld * tchi_cuda_size(x.type);
 #pragma unroll
     for (int k = 0; k < count; k++) {
-        values.row[k] = tchi_cuda_load_from<real>(x, from + k * pitch, i + k * step < e.rows ? wanted : 0);
+        values.row[k] = tchi_cuda_load_from<real>(x, from + k * pitch, i + k * step < e.rows ? inside : 0);
     }
     return values;
 }

@@ -1,6 +1,6 @@
-/* Elements of every float type inside kernels: loaded as float or double, stored rounded once to nearest even;
- * launches; sums and maxima over warps and blocks in a fixed order. A kernel is compiled for float and for double only:
- * which type lies in memory is a branch that all threads take alike, beside a memory access. */
+/* Device helpers: elements of every float type, loaded as float or double and stored rounded once to nearest even;
+ * launches; sums and maxima over warps and blocks in a fixed order. Kernels are compiled for float and double only: the
+ * storage type is a uniform branch next to a memory access. */
 #ifndef TCHI_CUDA_ELEMENTS_CUH
 #define TCHI_CUDA_ELEMENTS_CUH
 
@@ -27,8 +27,8 @@ static __host__ __device__ inline int64_t tchi_cuda_size(tch_scalar type)
     }
 }
 
-/* A double as a float that rounds on to 16 bits as the double itself would: truncated, with the last bit set where
- * anything was lost ("round to odd"). */
+/* Round to odd: a double as a float that rounds to 16 bits as the double itself would, truncated, with the last bit set
+ * if inexact. */
 static __device__ inline float tchi_cuda_to_odd(double value)
 {
     float cut = __double2float_rz(value);
@@ -118,7 +118,7 @@ template <typename real> struct tchi_cuda_vec4 {
     real v[4];
 };
 
-/* Bit patterns that lie together in memory: four elements of 4 or 2 bytes, or two of 8. */
+/* Vector accesses: four elements of 4 or 2 bytes, or two of 8. */
 struct __align__(8) tchi_cuda_shorts
 {
     uint16_t v[4];
@@ -226,7 +226,7 @@ static __device__ inline void tchi_cuda_store_wide(tch_scalar type, void *data, 
 
 /* --- matrices of a batch ----------------------------------------------------------------------------------------- */
 
-/* A tch_matrices as kernels take it. `wide` where every fourth element of every row is aligned for four at once. */
+/* A tch_matrices for kernels. `wide` if every fourth element of every row is aligned for vector accesses. */
 typedef struct tchi_cuda_operand {
     char *data;
     tch_scalar type;
@@ -249,7 +249,7 @@ static __device__ inline char *tchi_cuda_at(const tchi_cuda_operand &m, int64_t 
     return m.data + (first + i * m.ld + j) * tchi_cuda_size(m.type);
 }
 
-/* Up to four elements from an address within m on; those beyond `count` come out as zero. */
+/* Up to four elements from an address within m on; zeros beyond `count`. */
 template <typename real>
 static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_from(const tchi_cuda_operand &m, const char *from,
                                                                   int count)
@@ -265,7 +265,7 @@ static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_from(const tchi_cud
     return four;
 }
 
-/* The same from (i, j) of matrix b on; where m is wide, j is a multiple of four. */
+/* The same from (i, j) of matrix b on; if m is wide, j must be a multiple of four. */
 template <typename real>
 static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_vec4(const tchi_cuda_operand &m, int64_t b, int64_t i,
                                                                   int64_t j, int count)
@@ -313,7 +313,7 @@ static __device__ inline int64_t tchi_lower_row(int64_t tile)
 
 /* --- launches, and reductions over a block ----------------------------------------------------------------------- */
 
-/* A launch of clusters of so many blocks. */
+/* A launch with clusters of `cluster` blocks. */
 static inline cudaLaunchConfig_t tchi_cuda_cluster_config(const tchi_cuda_state *state, dim3 grid, dim3 block,
                                                           int64_t shared, int cluster, cudaLaunchAttribute *attribute)
 {
@@ -348,8 +348,8 @@ static tch_status tchi_cuda_launch(const void *state, const char *name, void (*k
     return tchi_cuda_launched(s, name);
 }
 
-/* The same with dynamic shared memory, `most` bytes in any launch: the limit belongs to the kernel, not to the launch,
- * so that threads which launch different sizes at once do not take it from each other. */
+/* The same with dynamic shared memory, at most `most` bytes in any launch: the limit belongs to the kernel, so
+ * concurrent launches of different sizes must set the same one. */
 template <typename... params>
 static tch_status tchi_cuda_launch_shared(const void *state, const char *name, void (*kernel)(params...), dim3 grid,
                                           dim3 block, int64_t most, int64_t shared,
@@ -362,7 +362,7 @@ static tch_status tchi_cuda_launch_shared(const void *state, const char *name, v
     return tchi_cuda_launched(s, name);
 }
 
-/* Kernels walk on by the size of the grid, so that any number of blocks' worth of work may be asked for. */
+/* Grid-stride kernels accept any number of blocks. */
 static inline unsigned tchi_cuda_grid(int64_t blocks)
 {
     return (unsigned)(blocks < 0x7FFFFFFF ? blocks : 0x7FFFFFFF);
@@ -381,7 +381,7 @@ static inline unsigned tchi_cuda_grid_yz(int64_t blocks)
 }
 
 /* A block over `across` by `down`, threads along rows: as wide as needed up to a warp, then as tall as needed up to
- * `threads` in all, and wider again for flat ones. Sides are powers of two. */
+ * `threads` in total, then wider for flat ones. Sides are powers of two. */
 static inline dim3 tchi_cuda_block_for(int64_t across, int64_t down, int64_t threads)
 {
     int64_t x = 1;
@@ -398,7 +398,7 @@ static inline dim3 tchi_cuda_block_for(int64_t across, int64_t down, int64_t thr
     return dim3((unsigned)x, (unsigned)y);
 }
 
-/* What the high part of a number split into two float16 leaves, exactly; nothing where that part is infinite. */
+/* The residual of the high part of a number split into two float16, which is exact; 0 if that part is infinite. */
 static __device__ __forceinline__ float tchi_cuda_left_by(__half high, float value)
 {
     float top = __half2float(high);
@@ -437,8 +437,8 @@ static __device__ inline uint32_t tchi_cuda_warp_max(uint32_t value)
 #endif
 }
 
-/* Over a block of whole warps, numbered `thread` from 0 to `threads`; every thread gets the result. `shared` holds 32
- * doubles and can be reused at once. Maxima are of numbers not below 0. */
+/* Over a block of whole warps, `thread` of `threads`; every thread gets the result. `shared` holds 32 doubles and can
+ * be reused at once. Maxima are of nonnegative numbers. */
 static __device__ inline double tchi_cuda_block_sum(double value, int thread, int threads, double *shared)
 {
     value = tchi_cuda_warp_sum(value);

@@ -1,5 +1,4 @@
-/* Instructions of sm_90 and sm_90a beyond those of ptx.cuh: mbarriers, the tensor memory accelerator and wgmma. They
- * compile for no other architecture. */
+/* Instructions of sm_90 and sm_90a only, beyond ptx.cuh: mbarriers, TMA and wgmma. */
 #ifndef TCHI_CUDA_HOPPER_CUH
 #define TCHI_CUDA_HOPPER_CUH
 
@@ -17,26 +16,25 @@
 
 /* --- threads ----------------------------------------------------------------------------------------------------- */
 
-/* The same in all lanes of a warp, and known to the compiler to be so. */
+/* Broadcasts a warp-uniform value, so that the compiler knows it is uniform. */
 static __device__ __forceinline__ int tchi_warpgroup()
 {
     return __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / 128, 0);
 }
 
-/* A barrier of 128 threads that the others of the block know nothing of. `number` is 1 to 15. */
+/* A named barrier of 128 threads. `number` is 1 to 15. */
 static __device__ __forceinline__ void tchi_warpgroup_sync(int number)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
-/* The same of so many threads, whole warps. */
+/* The same for any number of whole warps. */
 static __device__ __forceinline__ void tchi_threads_sync(int number, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* A warpgroup gives registers back, or takes what others gave. The kernel needs __launch_bounds__ with both numbers and
- * no trap. */
+/* Releases or acquires registers of a warpgroup. The kernel needs __launch_bounds__ with both numbers and no trap. */
 template <int count> static __device__ __forceinline__ void tchi_registers_give()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
@@ -55,7 +53,7 @@ static __device__ __forceinline__ void tchi_barrier_create(uint64_t *barrier, in
                  : "memory");
 }
 
-/* Between the creation of barriers and the cluster's barrier after which others use them. */
+/* Fence between creating barriers and the cluster barrier after which others use them. */
 static __device__ __forceinline__ void tchi_barrier_publish()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -66,7 +64,7 @@ static __device__ __forceinline__ void tchi_barrier_arrive(uint64_t *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(tchi_shared_address(barrier)) : "memory");
 }
 
-/* An arrival that lets the phase end only after so many bytes have been copied to this block in it. */
+/* Arrives and expects `bytes` of copies to this block in the phase. */
 static __device__ __forceinline__ void tchi_barrier_arrive_expecting(uint64_t *barrier, int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(tchi_shared_address(barrier)),
@@ -74,8 +72,8 @@ static __device__ __forceinline__ void tchi_barrier_arrive_expecting(uint64_t *b
                  : "memory");
 }
 
-/* An arrival at the barrier that has this one's place in the block of the given rank. It releases nothing: a release to
- * the cluster would fence all of the thread's memory operations. */
+/* Arrives at the same barrier in the block of the given rank, without release semantics: a release at cluster scope
+ * would fence all memory operations of the thread. */
 static __device__ __forceinline__ void tchi_barrier_arrive_at(uint64_t *barrier, int rank)
 {
     asm volatile("{\n"
@@ -101,7 +99,7 @@ static __device__ __forceinline__ bool tchi_barrier_has_ended(uint64_t *barrier,
     return ended != 0;
 }
 
-/* Waits for the end of the phase of the given parity, the first having 0; parity 1 of a new barrier has ended. */
+/* Waits for the phase of the given parity, the first having 0; parity 1 of a new barrier counts as complete. */
 static __device__ __forceinline__ void tchi_barrier_wait(uint64_t *barrier, int parity)
 {
     while (!tchi_barrier_has_ended(barrier, parity)) {
@@ -110,7 +108,7 @@ static __device__ __forceinline__ void tchi_barrier_wait(uint64_t *barrier, int 
 
 /* --- caches ------------------------------------------------------------------------------------------------------ */
 
-/* Asks for the line of the L2 cache that has this address; nobody waits for it. */
+/* Prefetches a line into L2. */
 static __device__ __forceinline__ void tchi_prefetch(const void *global)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
@@ -118,8 +116,8 @@ static __device__ __forceinline__ void tchi_prefetch(const void *global)
 
 /* --- the tensor memory accelerator ------------------------------------------------------------------------------- */
 
-/* Copies the box at (x, y, z) of the array that `map` describes to `shared`; `barrier` counts its bytes. What lies
- * outside of the array arrives, and counts, as zeros. */
+/* TMA load of the box at (x, y, z) to `shared`; `barrier` counts its bytes. Elements outside the array arrive, and
+ * count, as zeros. */
 static __device__ __forceinline__ void tchi_tma_load(void *shared, const void *map, int x, int y, int z,
                                                      uint64_t *barrier)
 {
@@ -129,8 +127,7 @@ static __device__ __forceinline__ void tchi_tma_load(void *shared, const void *m
                  : "memory");
 }
 
-/* The same to the place of `shared` in every block of the cluster with a bit in `blocks`, each counting at its own
- * barrier. */
+/* The same, multicast to the blocks of the cluster with a bit in `blocks`, each counting at its own barrier. */
 static __device__ __forceinline__ void tchi_tma_load_to(int blocks, void *shared, const void *map, int x, int y, int z,
                                                         uint64_t *barrier)
 {
@@ -140,8 +137,8 @@ static __device__ __forceinline__ void tchi_tma_load_to(int blocks, void *shared
                  : "memory");
 }
 
-/* The other way. What lies outside of the array is not written, if its rows are multiples of 16 bytes: behind rows of
- * 257 numbers of 2 bytes an H200 wrote on. */
+/* TMA store. Elements outside the array are not written if its rows are multiples of 16 bytes: with rows of 257 16-bit
+ * numbers an H200 wrote beyond them. */
 static __device__ __forceinline__ void tchi_tma_store(const void *map, int x, int y, int z, const void *shared)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
@@ -161,8 +158,8 @@ static __device__ __forceinline__ void tchi_tma_wait_read()
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* Makes this thread's writes to shared memory visible to the accelerator and completes its reads, without which a
- * k-tile was overwritten under loads in flight. A barrier has to follow. */
+/* Proxy fence: makes this thread's writes to shared memory visible to TMA and completes its reads, without which a
+ * k-tile was overwritten under loads in flight. Must be followed by a barrier. */
 static __device__ __forceinline__ void tchi_tma_publish()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -170,19 +167,18 @@ static __device__ __forceinline__ void tchi_tma_publish()
 
 /* --- products of a warpgroup -------------------------------------------------------------------------------------- */
 
-/* Describes rows of 128 bytes in shared memory, their 16-byte chunks permuted by chunk ^ (row % 8), to wgmma. The rows
- * begin at a multiple of 1024 bytes; `shared` may point at any of the first row's chunks. Fields, from bit 0: address /
- * 16; from 16: unused here, 1; from 32: bytes from eight rows to the next eight, / 16; from 62: 1, this permutation. */
+/* wgmma descriptor of rows of 128 bytes in shared memory, with 16-byte chunks swizzled by chunk ^ (row % 8). Rows begin
+ * at a multiple of 1024 bytes; `shared` may point at any chunk of the first row. Fields, from bit 0: address / 16; from
+ * 16: unused here, 1; from 32: stride of eight rows / 16; from 62: 1, this swizzle. */
 static __device__ __forceinline__ uint64_t tchi_wgmma_rows(const void *shared)
 {
     uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
     return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* Describes columns: boxes of 64 of them, each with a row of 128 bytes for every step of the contraction, its 16-byte
- * chunks permuted likewise. Boxes begin at multiples of 1024 bytes, `apart` from each other; `shared` points at a row
- * of the first that is a multiple of 8. Fields as above, but from bit 16: bytes from box to box, / 16; from 32: from
- * eight rows to the next eight, / 16. */
+/* wgmma descriptor of columns: boxes of 64 columns, each a 128-byte row per step of the contraction, swizzled likewise.
+ * Boxes begin at multiples of 1024 bytes, `apart` from each other; `shared` points at a row of the first that is a
+ * multiple of 8. Fields as above, but from bit 16: stride of boxes / 16; from 32: stride of eight rows / 16. */
 static __device__ __forceinline__ uint64_t tchi_wgmma_columns(const void *shared, int apart)
 {
     uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
@@ -231,10 +227,10 @@ template <int pending> static __device__ __forceinline__ void tchi_wgmma_wait()
 #define TCHI_WGMMA_TEXT_64(shape) TCHI_WGMMA_TEXT(shape, TCHI_WGMMA_NAMES_64, "%64", "%65", "%66", ", %67, %68")
 #define TCHI_WGMMA_TEXT_128(shape) TCHI_WGMMA_TEXT(shape, TCHI_WGMMA_NAMES_128, "%128", "%129", "%130", ", %131, %132")
 
-/* D += A B', or D = A B' if `add` is 0, run in the background by the 128 threads of a warpgroup, for A 64 by 16 and B
- * 2 `count` by 16 of bfloat16 or float16 in shared memory, given by rows or by columns; or by 8 of float32, given by
- * rows, of which the last 13 bits are not looked at. Warp w holds rows 16 w to 16 w + 15; its d[4 j] to d[4 j + 3] are
- * columns 8 j to 8 j + 7, laid out as in tchi_mma_bf16. */
+/* Asynchronous D += A B', or D = A B' if `add` is 0, by the 128 threads of a warpgroup, for A 64 by 16 and B 2 `count`
+ * by 16 of bfloat16 or float16 in shared memory, given by rows or by columns; or by 8 of float32 given by rows, whose
+ * last 13 bits are ignored. Warp w holds rows 16 w to 16 w + 15; its d[4 j] to d[4 j + 3] are columns 8 j to 8 j + 7,
+ * laid out as in tchi_mma_bf16. */
 template <tch_scalar type, bool a_columns = false, bool b_columns = a_columns, int count>
 static __device__ __forceinline__ void tchi_wgmma(float (&d)[count], uint64_t a, uint64_t b, int add)
 {
@@ -262,9 +258,9 @@ static __device__ __forceinline__ void tchi_wgmma(float (&d)[count], uint64_t a,
     }
 }
 
-/* The same for float16, A in registers and B by columns. With lane = 4 g + t, warp w has of A in a[2 i + h] row
- * 16 w + g + 8 h and columns 8 i + 2 t and the next, the first in the lower half; they stay as they are until the
- * product is over. */
+/* The same for float16, A in registers and B by columns. With lane = 4 g + t, a[2 i + h] of warp w has row 16 w + g + 8
+ * h and columns 8 i + 2 t and the next, the first in the lower half; they must not change until the product
+ * completes. */
 static __device__ __forceinline__ void tchi_wgmma_registers(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
                                                             int add)
 {
@@ -274,7 +270,7 @@ static __device__ __forceinline__ void tchi_wgmma_registers(float (&d)[128], con
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* After the last wait: the compiler must not have read the sums before. */
+/* After the last wait: keeps the compiler from reading the sums earlier. */
 template <int count> static __device__ __forceinline__ void tchi_wgmma_results(float (&d)[count])
 {
 #pragma unroll
@@ -285,8 +281,8 @@ template <int count> static __device__ __forceinline__ void tchi_wgmma_results(f
 
 /* --- 16-bit fragments to shared memory --------------------------------------------------------------------------- */
 
-/* Four 8 by 8 matrices of 16-bit elements. Lane 8 i + j points to where row j of matrix i goes; r[i] is row g, columns
- * 2 t and 2 t + 1 of it: tchi_ldmatrix_x4 the other way. */
+/* Stores four 8 by 8 matrices of 16-bit elements, the inverse of tchi_ldmatrix_x4: lane 8 i + j points to row j of
+ * matrix i; r[i] is row g, columns 2 t and 2 t + 1. */
 static __device__ __forceinline__ void tchi_stmatrix_x4(void *shared_row, const uint32_t (&r)[4])
 {
     asm volatile(
@@ -295,7 +291,7 @@ static __device__ __forceinline__ void tchi_stmatrix_x4(void *shared_row, const 
         : "memory");
 }
 
-/* The same, each matrix transposed: r[i] is rows 2 t and 2 t + 1, column g of what is written. */
+/* The same, each matrix transposed: r[i] is rows 2 t and 2 t + 1, column g of the stored matrix. */
 static __device__ __forceinline__ void tchi_stmatrix_x4_transposed(void *shared_row, const uint32_t (&r)[4])
 {
     asm volatile(

@@ -1,6 +1,6 @@
-/* Products of a matrix with vectors, for kernels that need many in sequence: the rows of a matrix are spread over the
- * blocks of a cluster, each of which keeps the vectors whole and, where asked, as many rows as fit in shared memory;
- * the blocks synchronize once per product. */
+/* Matrix-vector products for kernels that need many in sequence: the rows of a matrix are distributed over the blocks
+ * of a cluster, each of which has the vectors in full and, if requested, as many rows as fit in shared memory; blocks
+ * synchronize once per product. */
 #ifndef TCHI_CUDA_MATVEC_CUH
 #define TCHI_CUDA_MATVEC_CUH
 
@@ -14,7 +14,7 @@
 
 /* --- how matrices are spread: host ------------------------------------------------------------------------------- */
 
-/* n and what is derived from it are int in kernels: n^2 elements fit in memory, so n fits by far. */
+/* n and derived sizes are int in kernels: n^2 elements fit in memory, so n fits. */
 typedef struct tchi_cuda_spread {
     int blocks; /* of one matrix: block `rank` of them has rows n rank / blocks to n (rank + 1) / blocks */
     int threads;
@@ -24,7 +24,7 @@ typedef struct tchi_cuda_spread {
     int64_t shared_bytes;
 } tchi_cuda_spread;
 
-/* What decides it. */
+/* Inputs of the decision. */
 typedef struct tchi_cuda_spread_need {
     int64_t n, batch;
     int64_t size;         /* of an element of the rows to keep */
@@ -33,13 +33,13 @@ typedef struct tchi_cuda_spread_need {
     int keeps_rows;
 } tchi_cuda_spread_need;
 
-/* Entries a vector takes in memory: see tchi_cuda_place. */
+/* Padded length of a vector: see tchi_cuda_place. */
 static __host__ __device__ inline int64_t tchi_cuda_places(int64_t n)
 {
     return (n + n / 16 * 2 + 3) / 4 * 4;
 }
 
-/* Bytes from one kept row to the next. */
+/* Pitch of resident rows in bytes. */
 static __host__ __device__ inline int64_t tchi_cuda_kept_pitch(int64_t n, int64_t size)
 {
     return (n * size + 15) / 16 * 16;
@@ -67,10 +67,10 @@ static inline int tchi_cuda_spread_blocks(const tchi_cuda_state *state, int64_t 
     return blocks;
 }
 
-/* What a barrier of the cluster costs, as bytes read in that time. */
+/* Cost of a cluster barrier, in bytes read meanwhile. */
 #define TCHI_CUDA_MEETING_BYTES (13LL << 20)
 
-/* Rows of a slice that a block keeps where it has a multiprocessor to itself. */
+/* Resident rows of a block that has a multiprocessor to itself. */
 static inline int64_t tchi_cuda_spread_kept(const tchi_cuda_state *state, const tchi_cuda_spread_need *need,
                                             int64_t slice)
 {
@@ -79,7 +79,7 @@ static inline int64_t tchi_cuda_spread_kept(const tchi_cuda_state *state, const 
     return rows < slice ? rows : slice;
 }
 
-/* Bytes' worth of time for one product of all matrices by clusters of `blocks`, so many at a time as there is room. */
+/* Time of one product of all matrices by clusters of `blocks`, in bytes, as many clusters at a time as fit. */
 static inline int64_t tchi_cuda_spread_cost(const tchi_cuda_state *state, const tchi_cuda_spread_need *need, int blocks)
 {
     int64_t slice = tchi_cuda_ceil_div(need->n, blocks);
@@ -89,8 +89,8 @@ static inline int64_t tchi_cuda_spread_cost(const tchi_cuda_state *state, const 
     return rounds * TCHI_CUDA_MEETING_BYTES + need->batch * read;
 }
 
-/* Clusters that take turns may keep more rows of large matrices than small ones that all run at once: up to clusters of
- * 8, two of which fit everywhere. */
+/* Clusters in several rounds may keep more rows of large matrices resident than small ones that all run at once: up to
+ * clusters of 8, two of which fit on every GPU. */
 static inline int tchi_cuda_spread_turns(const tchi_cuda_state *state, const tchi_cuda_spread_need *need, int blocks,
                                          int most)
 {
@@ -103,8 +103,8 @@ static inline int tchi_cuda_spread_turns(const tchi_cuda_state *state, const tch
     return best;
 }
 
-/* Two blocks share a multiprocessor where there are more than these: each has half of the threads and keeps rows in
- * half of the shared memory. Clusters that take turns have all of it. */
+/* With more blocks than multiprocessors two share one: each has half of the threads and half of the shared memory for
+ * rows. Clusters that run in rounds have all of it. */
 static inline tchi_cuda_spread tchi_cuda_spread_of(const tchi_cuda_state *state, const tchi_cuda_spread_need *need,
                                                    int most)
 {
@@ -132,8 +132,7 @@ static inline cudaLaunchConfig_t tchi_cuda_spread_config(const tchi_cuda_state *
                                     spread->blocks, cluster);
 }
 
-/* Permits much shared memory and clusters of 16. It belongs to the kernel, not to a launch, and so is always the
- * same. */
+/* Opts in to large shared memory and clusters of 16. A property of the kernel, not of a launch, so always the same. */
 template <typename parameters>
 static cudaError_t tchi_cuda_spread_allow(const tchi_cuda_state *state, void (*kernel)(parameters))
 {
@@ -145,7 +144,7 @@ static cudaError_t tchi_cuda_spread_allow(const tchi_cuda_state *state, void (*k
     return error;
 }
 
-/* Whether all clusters of 16 run at once: a group of multiprocessors (16 or 18 on an H100) holds one at most. */
+/* Whether all clusters of 16 run at once: a GPC (16 or 18 multiprocessors on an H100) holds one at most. */
 template <typename parameters>
 static int tchi_cuda_spread_fits(const tchi_cuda_state *state, void (*kernel)(parameters),
                                  const tchi_cuda_spread *spread, int64_t batch)
@@ -202,8 +201,8 @@ template <typename T, int count> struct __align__(16) tchi_cuda_rect
     T v[count];
 };
 
-/* Where entry c of a vector lies: two doubles of padding after every sixteen keep lanes, which read four doubles each,
- * two at a time, out of each other's banks. */
+/* Position of entry c of a vector: two doubles of padding after every sixteen avoid bank conflicts between lanes, which
+ * read four doubles each, two at a time. */
 template <typename real> static __device__ inline int tchi_cuda_place(int c)
 {
     return sizeof(real) == 8 ? c + (c >> 4) * 2 : c;
@@ -226,7 +225,7 @@ static __device__ inline tchi_cuda_rows tchi_cuda_rows_of(const tchi_cuda_operan
     return {data, m.ld * size, resident, pitch, keep < count ? keep : count, count, m.wide};
 }
 
-/* Copies the rows that stay, which L2 need not keep as well; a barrier has to follow. */
+/* Copies the resident rows, evicting them from L2 first; must be followed by a barrier. */
 template <typename T> static __device__ void tchi_cuda_keep_rows(const tchi_cuda_rows &m, int n)
 {
     constexpr int wide = 16 / sizeof(T);
@@ -306,8 +305,8 @@ static __device__ inline void tchi_cuda_dot_rows(const char *const (&rows)[TCHI_
     }
 }
 
-/* Multiplies the block's rows with a vector and calls store(row, sum) in some lane. Sums are in `real` within a lane
- * and in double between lanes. */
+/* Multiplies the block's rows by a vector and calls store(row, sum) in one lane each. Sums are in `real` within a lane
+ * and in double across lanes. */
 template <typename T, typename real, typename function>
 static __device__ inline void tchi_cuda_multiply(const tchi_cuda_rows &m, int n, const real *v, function store)
 {

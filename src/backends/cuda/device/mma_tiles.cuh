@@ -1,9 +1,9 @@
-/* Tiles of products by tensor cores, for kernels whose epilogue is not a store: squares are summed, or the tile is
- * multiplied with another. X and Y are given by rows, for a tile of X Y', or by columns, for X' Y; what is contiguous
- * in memory is copied together, 16 bytes at a time. A k-tile in shared memory is LINES of memory (rows of X, or steps
- * along the contraction) in 16-byte chunks, permuted against bank conflicts; fragments of float32 given by columns take
- * rows and columns of a tile in another order: see tchi_tile_row and tchi_tile_col. Products of half types are exact,
- * those of float32 have operands rounded to TF32; sums are in float32. */
+/* Product tiles by tensor cores, for kernels that reduce the tile instead of storing it: its squares are summed, or it
+ * is multiplied by another. X and Y are given by rows, for a tile of X Y', or by columns, for X' Y; contiguous data is
+ * copied 16 bytes at a time. A k-tile in shared memory is LINES of memory (rows of X, or steps of the contraction) in
+ * 16-byte chunks, swizzled against bank conflicts; float32 fragments given by columns permute rows and columns of the
+ * tile: see tchi_tile_row and tchi_tile_col. Products of half types are exact, float32 operands are rounded to TF32;
+ * accumulation is in float32. */
 #ifndef TCHI_CUDA_SAMPLE_TILES_CUH
 #define TCHI_CUDA_SAMPLE_TILES_CUH
 
@@ -14,14 +14,13 @@
 #define TCHI_TILE_THREADS 256 /* 8 warps, two above each other and four beside */
 #define TCHI_TILE_STAGES 3    /* k-tiles in flight and in use */
 
-/* A warp's share is 4 by 4 accumulators of 16 by 8; the stages take 96 KiB, what a block may have on sm_86, 89 and
- * 120. */
+/* A warp has 4 by 4 accumulators of 16 by 8; the stages take 96 KiB, the limit of a block on sm_86, 89 and 120. */
 #define TCHI_TILE_COLS 128
 #define TCHI_TILE_X_BYTES (TCHI_TILE_ROWS * 128)
 #define TCHI_TILE_STAGE_BYTES (TCHI_TILE_X_BYTES + TCHI_TILE_COLS * 128)
 #define TCHI_TILE_SHARED_BYTES (TCHI_TILE_STAGES * TCHI_TILE_STAGE_BYTES)
 
-/* One operand. Sizes and distances in memory are in bytes; `end` is behind the last element of all. */
+/* One operand. Sizes and strides are in bytes; `end` is the end of the last element. */
 typedef struct tchi_tile_side {
     const char *data, *end;
     int64_t ld, stride;
@@ -33,7 +32,7 @@ typedef struct tchi_tile_pair {
     int64_t depth; /* of the contraction */
 } tchi_tile_pair;
 
-/* What a block computes: its tile of matrices first, first + step, ..., `matrices` of them one after the other. */
+/* A block's work: its tile of matrices first, first + step, ..., `matrices` of them in sequence. */
 typedef struct tchi_tile_work {
     int64_t row, col;
     int64_t first, step, matrices;
@@ -56,8 +55,8 @@ static inline bool tchi_tile_aligned(const tch_matrices *m)
 
 /* --- k-tiles ----------------------------------------------------------------------------------------------------- */
 
-/* Elements along the contraction in a k-tile of `width` rows or columns, its lines, the chunks of a line, and the lines
- * that the block's threads have at a time. */
+/* Depth of a k-tile of `width` rows or columns, its lines, the chunks per line, and the lines that the block's threads
+ * cover at a time. */
 template <int size, bool by_rows, int width> struct tchi_tile_layout {
     static constexpr int depth = 128 / size;
     static constexpr int lines = by_rows ? width : depth;
@@ -73,8 +72,8 @@ template <int size, bool by_rows, int width> static __device__ __forceinline__ i
     return line * tchi_tile_layout<size, by_rows, width>::line_bytes + ((chunk ^ other) << 4);
 }
 
-/* Where a thread's chunks of the next k-tile come from, and what of the tile is inside of the matrix: lines or, by
- * columns, bytes of a chunk. */
+/* Source of a thread's chunks of the next k-tile, and the part inside the matrix: lines or, by columns, bytes of a
+ * chunk. */
 typedef struct tchi_tile_source {
     const char *from;
     int inside;
@@ -99,7 +98,7 @@ static __device__ __forceinline__ tchi_tile_source tchi_tile_source_of(const tch
     return {from + tile * size, tchi_tile_clamp(left * size - chunk * 16, 16)};
 }
 
-/* The bytes of the thread's chunk in its round `round`, of which `left` steps of the contraction are inside. */
+/* Valid bytes of the thread's chunk in round `round`, with `left` steps of the contraction inside. */
 template <class layout, int size, bool by_rows>
 static __device__ __forceinline__ int tchi_tile_bytes(const tchi_tile_source &s, int left, int round)
 {
@@ -145,7 +144,7 @@ static __device__ __forceinline__ uint4 tchi_tile_shift(const uint4 &low, const 
                       __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits));
 }
 
-/* The first `bytes` of 16 from any address, then zeros: by two aligned loads where these lie inside the operand. */
+/* The first `bytes` of 16 from any address, zero-filled: by two aligned loads where these are inside the operand. */
 template <int size>
 static __device__ __forceinline__ uint4 tchi_tile_fetch(const tchi_tile_side &m, const char *from, int bytes)
 {
@@ -166,7 +165,8 @@ static __device__ __forceinline__ uint4 tchi_tile_fetch(const tchi_tile_side &m,
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* Others go through registers: fetched before a k-tile is multiplied, put into shared memory after it. */
+/* Unaligned operands pass through registers: fetched before a k-tile is multiplied, stored to shared memory after
+ * it. */
 template <int size, bool by_rows, int width>
 static __device__ __forceinline__ void tchi_tile_fetch_all(uint4 *held, const tchi_tile_side &m,
                                                            const tchi_tile_source &s, int left)
@@ -363,7 +363,7 @@ static __device__ __forceinline__ void tchi_tile_step(tchi_tile_walk *at, const 
     }
 }
 
-/* Queues the copies of the next k-tile as one group; behind the last it is empty. */
+/* Issues the copies of the next k-tile as one group, empty after the last. */
 template <int size, bool by_rows>
 static __device__ __forceinline__ void tchi_tile_load(char *stage, const tchi_tile_pair &p, const tchi_tile_work &w,
                                                       tchi_tile_walk *at)
@@ -377,7 +377,7 @@ static __device__ __forceinline__ void tchi_tile_load(char *stage, const tchi_ti
     tchi_cp_async_commit();
 }
 
-/* What is on its way from memory to shared memory through a thread's registers. */
+/* Data in flight from global to shared memory through registers. */
 struct tchi_tile_held {
     uint4 x[4], y[4];
 };
@@ -401,8 +401,8 @@ static __device__ __forceinline__ void tchi_tile_release(char *stage, const tchi
     tchi_tile_put<size, by_rows, TCHI_TILE_COLS>(stage + TCHI_TILE_X_BYTES, held.y);
 }
 
-/* Calls done(sums) with the tile of each matrix in turn; the sums are cleared behind it. `shared` has
- * TCHI_TILE_SHARED_BYTES, with which all threads are done. */
+/* Calls done(sums) for the tile of each matrix in sequence and clears the sums after it. `shared` has
+ * TCHI_TILE_SHARED_BYTES, free for reuse on return. */
 template <tch_scalar type, bool by_rows, bool aligned, typename finish>
 static __device__ __forceinline__ void tchi_tiles(char *shared, const tchi_tile_pair &p, const tchi_tile_work &w,
                                                   finish done)

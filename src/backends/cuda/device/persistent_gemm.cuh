@@ -1,7 +1,7 @@
 /* The skeleton of persistent GEMMs for sm_90. A CTA, or a cluster of two that share B, stays on its multiprocessor for
  * the whole launch. One thread of the producer warp issues the TMA copies of k-tiles into a ring of stages in shared
- * memory, each with a barrier for "full" and one for "empty"; two consumer warpgroups multiply by wgmma, either halves
- * of each tile together or, in ping-pong, tiles in turn, so that one is in its epilogue while the other multiplies.
+ * memory, each with a "full" and an "empty" barrier; two consumer warpgroups multiply by wgmma, either halves of each
+ * tile together or, in ping-pong, alternate tiles, so that one is in its epilogue while the other multiplies.
  *
  * A kernel calls tchi_gemm_run with a struct derived from tchi_gemm that has:
  *
@@ -11,9 +11,9 @@
  *     start(p, m, stage, x, sum, ...)     the operand transform and the products of one k-tile; x comes from compute
  *     compute(p, m, t, group, i, at)      one tile: tchi_gemm_multiply, tchi_gemm_finish, and the epilogue
  *
- * A barrier tells apart only the phase that has just ended and the one before, so no thread may wait for a k-tile
- * before the previous k-tile of that stage is certain to have landed: in ping-pong, the active warpgroup has
- * seen all k-tiles of the tile before. */
+ * A barrier distinguishes only the current and the previous phase, so no thread may wait for a k-tile before the
+ * previous k-tile of that stage has certainly landed: in ping-pong, the active warpgroup has seen all
+ * k-tiles of the previous tile. */
 #ifndef TCHI_CUDA_PERSISTENT_GEMM_CUH
 #define TCHI_CUDA_PERSISTENT_GEMM_CUH
 
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void tchi_turn_pass(uint64_t (&turn)[2], int g
 
 /* --- the k-loop --------------------------------------------------------------------------------------------------- */
 
-/* One k-tile in the background while the previous one is still being multiplied, whose stage is released after it. */
+/* Starts one k-tile while the previous one is still being multiplied, whose stage is released afterwards. */
 template <class gemm, class problem, class memory, class context, class sums>
 static __device__ __forceinline__ void tchi_gemm_ktile(const problem &p, memory &m, const context &x, sums &sum,
                                                        typename gemm::fragment &f, int ktile, int *before,
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void tchi_gemm_ktile(const problem &p, memory 
     tchi_ring_step<gemm::stages>(at);
 }
 
-/* Returns the stage of the last k-tile, whose products may still run. */
+/* Returns the stage of the last k-tile, whose products may still be running. */
 template <class gemm, class problem, class memory, class context, class sums>
 static __device__ __forceinline__ int tchi_gemm_multiply(const problem &p, memory &m, const context &x, sums &sum,
                                                          int ktiles, tchi_ring_place *at)
@@ -226,8 +226,8 @@ static __device__ __forceinline__ void tchi_gemm_consume(const problem &p, memor
     }
 }
 
-/* Copies land in the other CTA of a cluster too: no CTA begins before both have their barriers, and none exits while
- * the other may still arrive at them. */
+/* Copies also land in the other CTA of a cluster: no CTA starts before both have barriers, and none exits while the
+ * other may still arrive at them. */
 template <class gemm> static __device__ __forceinline__ void tchi_gemm_run(const typename gemm::problem &p)
 {
     extern __shared__ __align__(1024) char shared[];
@@ -263,7 +263,7 @@ template <class gemm> static __device__ __forceinline__ void tchi_gemm_run(const
     }
 }
 
-/* As many CTAs as are resident at a time, or fewer where there are fewer items. */
+/* As many CTAs as can be resident, or fewer if there are fewer items. */
 template <class gemm, class problem>
 static tch_status tchi_gemm_launch(const tchi_cuda_state *state, const char *name, void (*kernel)(problem),
                                    const problem &p)
@@ -286,8 +286,8 @@ static tch_status tchi_gemm_launch(const tchi_cuda_state *state, const char *nam
 #define TCHI_GEMM_DEPTH TCHI_CUDA_BOX_COLS /* numbers along k */
 #define TCHI_GEMM_BOX_BYTES (TCHI_GEMM_BOX * TCHI_GEMM_DEPTH * 2)
 
-/* Half of a box, 64 rows, or the whole where the map has 128 rows in a box. By columns, operands lie transposed in
- * memory and arrive as boxes of 64 columns. */
+/* Half of a box, 64 rows, or the whole if the map's box has 128 rows. Operands given by columns arrive as boxes of 64
+ * columns. */
 template <bool columns>
 static __device__ __forceinline__ void tchi_gemm_load_half(char *to, const CUtensorMap *map, int k, int row, int matrix,
                                                            uint64_t *full)
@@ -325,9 +325,8 @@ template <bool columns> static __device__ __forceinline__ uint64_t tchi_gemm_des
     return columns ? tchi_wgmma_columns(box, TCHI_GEMM_BOX_BYTES / 2) : tchi_wgmma_rows(box);
 }
 
-/* The product of 64 `count` rows of a box of A and a box of B, the first of a tile (`add` 0) into sums that hold
- * nothing. A step of 16 along k is 32 bytes of a row, or 16 rows of boxes of columns; addresses in descriptors count
- * 16. */
+/* The product of 64 `count` rows of a box of A and a box of B; the first of a tile (`add` 0) overwrites the sums. A
+ * step of 16 along k is 32 bytes of a row, or 16 rows of boxes of columns; descriptor addresses are in units of 16. */
 template <tch_scalar type, bool a_columns, bool b_columns, int count>
 static __device__ __forceinline__ void tchi_gemm_boxes(float (*sum)[64], const char *a, const char *b, int add)
 {

@@ -1,5 +1,5 @@
-/* Instructions that CUDA C has no name for. Fragments are described with lane = 4 g + t, 0 <= t < 4. Every function
- * compiles for every architecture; where the instruction does not exist it is done another way, or traps. */
+/* PTX instructions without a CUDA C intrinsic. Fragments are described with lane = 4 g + t, 0 <= t < 4. Every function
+ * compiles for every architecture; where the instruction is missing it is emulated, or traps. */
 #ifndef TCHI_CUDA_PTX_CUH
 #define TCHI_CUDA_PTX_CUH
 
@@ -10,7 +10,7 @@ static __device__ __forceinline__ uint32_t tchi_shared_address(const void *share
     return (uint32_t)__cvta_generic_to_shared(shared);
 }
 
-/* threadIdx.x, read anew each time, so that what follows from it holds no registers around a loop. */
+/* threadIdx.x as a volatile read, so that derived values are recomputed instead of held in registers around a loop. */
 static __device__ __forceinline__ int tchi_thread_index()
 {
     int index;
@@ -36,8 +36,8 @@ static __device__ __forceinline__ double tchi_inverse_root_approx(double x)
 
 /* --- asynchronous copies: sm_80 ---------------------------------------------------------------------------------- */
 
-/* 16 bytes from global to shared memory, both aligned to 16: the first bytes_valid of them, zeros for the rest. With
- * bytes_valid 0 nothing is read, but `global` must still be an address the compiler may form. */
+/* Asynchronous copy of 16 bytes from global to shared memory, both aligned to 16: the first bytes_valid, zeros for the
+ * rest. With bytes_valid 0 nothing is read, but `global` must be a valid expression. */
 static __device__ __forceinline__ void tchi_cp_async_16(void *shared, const void *global, int bytes_valid)
 {
 #if __CUDA_ARCH__ >= 800
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void tchi_cp_async_16(void *shared, const void
 #endif
 }
 
-/* The same for all 16, which takes fewer instructions. */
+/* The same for all 16, in fewer instructions. */
 static __device__ __forceinline__ void tchi_cp_async_16(void *shared, const void *global)
 {
 #if __CUDA_ARCH__ >= 800
@@ -76,7 +76,7 @@ static __device__ __forceinline__ void tchi_cp_async_commit()
 #endif
 }
 
-/* Waits until at most `pending` of this thread's groups are under way. Other threads see the data after a barrier. */
+/* Waits until at most `pending` of this thread's groups are in flight. Other threads see the data after a barrier. */
 template <int pending> static __device__ __forceinline__ void tchi_cp_async_wait()
 {
 #if __CUDA_ARCH__ >= 800
@@ -94,7 +94,7 @@ static __device__ __forceinline__ double tchi_load_shared_f64(const void *shared
 
 /* --- 16-bit fragments: ldmatrix is sm_75, the bfloat16 product sm_80 --------------------------------------------- */
 
-/* Four 8 by 8 matrices of 16-bit elements. Lane 8 i + j points to row j of matrix i, 16 bytes aligned to 16; r[i] gets
+/* Loads four 8 by 8 matrices of 16-bit elements. Lane 8 i + j points to row j of matrix i, 16 aligned bytes; r[i] gets
  * row g, columns 2 t and 2 t + 1 of matrix i, the lower column in the lower half. */
 static __device__ __forceinline__ void tchi_ldmatrix_x4(uint32_t r[4], const void *shared_row)
 {
@@ -139,8 +139,8 @@ static __device__ __forceinline__ void tchi_mma_f16(float c[4], const uint32_t a
 
 /* --- float32 products of operands rounded to TF32: sm_80 --------------------------------------------------------- */
 
-/* To nearest, in the 19 bits that the tensor core reads of it: it cuts the rest off. Nothing is added to infinities,
- * and to NaN, which could be carried past its own bits. */
+/* Rounds to nearest in the 19 bits that tensor cores read; they truncate otherwise. Infinities are unchanged, and NaN,
+ * which a carry could overflow. */
 static __device__ __forceinline__ uint32_t tchi_round_tf32(uint32_t bits)
 {
     return fabsf(__uint_as_float(bits)) < __uint_as_float(0x7F800000u) ? bits + 0x1000u : bits;
@@ -209,7 +209,7 @@ static __device__ __forceinline__ void tchi_mma_f64_16x8x16(double c[4], const d
 
 /* --- clusters: sm_90 --------------------------------------------------------------------------------------------- */
 
-/* This block's number in its cluster, and the number of blocks in it; 0 and 1 where there are no clusters. */
+/* Rank of the block in its cluster, and cluster size; 0 and 1 without clusters. */
 static __device__ __forceinline__ int tchi_cluster_rank()
 {
 #if __CUDA_ARCH__ >= 900
@@ -232,8 +232,8 @@ static __device__ __forceinline__ int tchi_cluster_size()
 #endif
 }
 
-/* A barrier of all threads of the cluster's blocks, after which each sees what the others wrote. No block may exit
- * while another can still reach into its shared memory: end with one of these. */
+/* Cluster barrier, with memory visibility. No block may exit while another can still access its shared memory: end with
+ * this barrier. */
 static __device__ __forceinline__ void tchi_cluster_sync()
 {
 #if __CUDA_ARCH__ >= 900
@@ -245,7 +245,7 @@ static __device__ __forceinline__ void tchi_cluster_sync()
 #endif
 }
 
-/* Where this block's shared variable lies in the block of the given rank: an ordinary pointer to read and write. */
+/* Maps a shared variable to the block of the given rank: an ordinary pointer. */
 static __device__ __forceinline__ void *tchi_cluster_map(void *shared, int rank)
 {
 #if __CUDA_ARCH__ >= 900

@@ -1,5 +1,5 @@
-/* Tensor maps. The driver alone knows their format, so they are made by a function of it, asked for by name: the module
- * is not linked with the driver's library. */
+/* Tensor maps, encoded by a driver function that is looked up by name: the module does not link with the driver
+ * library. */
 #include "tensor_map.h"
 
 #include <pthread.h>

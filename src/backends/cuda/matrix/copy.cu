@@ -1,14 +1,14 @@
-/* Copies between arrays of any strides, with conversion of type, and filling. Dimensions that can be walked as one are
- * merged on the host. Equal types are moved as bits, in units as large as alignment allows, so that every pattern comes
- * through; others are read as float or double, or as an integer, and rounded once. A source whose rows run the other
- * way is turned around in shared memory, tile by tile. Every element is read once and written once.
+/* Copies between arrays of any strides with type conversion, and fill. Contiguous dimensions are merged on the host.
+ * Equal types move as bits, in units as large as alignment allows; others are read as float, double or integer and
+ * rounded once. Sources with transposed rows pass through shared memory in tiles. Every element is read once and
+ * written once.
  *
  *     for (i = 0; i < rows; i++) {
  *         for (j = 0; j < cols; j++) {                        // as many loops as there are dimensions
  *             dst[i * dst_rows + j * dst_cols] = convert(src[i * src_rows + j * src_cols]);
  *         }
  *     }
- */
+ * */
 #include "backends/cuda/device/elements.cuh"
 
 #include <stdlib.h>
@@ -22,14 +22,14 @@ typedef struct axis {
     int64_t size, dst, src; /* strides in elements, then in larger units, and for kernels in bytes */
 } axis;
 
-/* The last axis is the one along which threads lie side by side; when turned, the one before it is the source's. */
+/* Threads run along the last axis; in a transposed copy the one before it is the source's contiguous axis. */
 typedef struct copy_params {
     axis axes[TCH_MAX_RANK];
     int32_t rank;
     tch_scalar dst_type, src_type;
     char *dst;
     const char *src;
-    int64_t rows; /* product of all sizes but the last; when turned, of all but the last two */
+    int64_t rows; /* product of all sizes but the last; transposed, of all but the last two */
 } copy_params;
 
 /* --- on the host: the shape of a copy ---------------------------------------------------------------------------- */
@@ -41,7 +41,7 @@ static int by_dst_stride(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Drops sizes of 1, orders by dst's strides, and merges neighbors that are one run on both sides. */
+/* Drops sizes of 1, sorts by dst's strides and merges adjacent dimensions that are contiguous on both sides. */
 static void simplify(copy_params *params, const tch_array *dst, const int64_t *src_strides)
 {
     axis kept[TCH_MAX_RANK];
@@ -96,7 +96,7 @@ static bool can_pair(const copy_params *params, int64_t bytes)
     return fits;
 }
 
-/* Goes over to larger units, up to 16 bytes; returns their size. */
+/* Merges elements into units of up to 16 bytes; returns their size. */
 static int64_t widen(copy_params *params)
 {
     int64_t bytes = tchi_cuda_size(params->dst_type);
@@ -111,8 +111,7 @@ static int64_t widen(copy_params *params)
     return bytes;
 }
 
-/* Moves the axis along which the source is contiguous next to the last one, where both are long enough for tiles to
- * pay. */
+/* Moves the source's contiguous axis next to the last one if both are long enough for tiles. */
 static bool transpose_dimensions(copy_params *params)
 {
     const axis *inner = &params->axes[params->rank - 1];
@@ -130,7 +129,7 @@ static bool transpose_dimensions(copy_params *params)
     return false;
 }
 
-/* Equal types go in units of `bytes`, which widen has chosen; others element by element. */
+/* Equal types move in units of `bytes` from widen, others by element. */
 static copy_params in_bytes(const copy_params *params, int64_t bytes)
 {
     copy_params scaled = *params;
@@ -144,14 +143,14 @@ static copy_params in_bytes(const copy_params *params, int64_t bytes)
 
 /* --- one element ------------------------------------------------------------------------------------------------- */
 
-/* A value converted between types of which one is an integer. */
+/* A value in a conversion from or to integers. */
 typedef struct number {
     double real;
     int64_t integer;
     bool is_integer;
 } number;
 
-/* Towards zero; what does not fit is brought to the nearest end, and NaN to zero. */
+/* Truncates towards zero and saturates; NaN becomes 0. */
 static __device__ inline int64_t to_integer(double value)
 {
     if (!(value == value)) {
@@ -202,7 +201,7 @@ template <> __device__ inline void put<double>(tch_scalar type, char *to, double
     tchi_cuda_store<double>(type, to, 0, 0, v);
 }
 
-/* From a 64-bit integer to float32 in one rounding; to 16 bits by way of float64, which holds integers below 2^53. */
+/* 64-bit integers convert to float32 with one rounding, to 16 bits through float64, which is exact below 2^53. */
 template <> __device__ inline void put<number>(tch_scalar type, char *to, number v)
 {
     int64_t integer = v.is_integer ? v.integer : to_integer(v.real);
@@ -244,7 +243,7 @@ static __device__ inline places row_places(const copy_params &params, int32_t co
     return at;
 }
 
-/* Elements a thread has under way, a block's width apart, so that whole warps access contiguous memory. */
+/* Elements in flight per thread, a block width apart, so that warps access contiguous memory. */
 template <typename value> static __host__ __device__ constexpr int items_of()
 {
     return sizeof(value) <= 8 ? 8 : 4;
@@ -295,13 +294,14 @@ template <typename value> static tch_status launch_rows(void *state, copy_params
     return tchi_cuda_launch(state, "copy", copy_rows_kernel<value>, grid, block, in_bytes(params, sizeof(value)));
 }
 
-/* --- turned around ----------------------------------------------------------------------------------------------- */
+/* --- transposed -------------------------------------------------------------------------------------------------- */
 
 #define LINES (THREADS / TILE) /* of a tile that a block holds at once */
 
-/* Blocks are TILE by LINES. Axes: ..., the source's contiguous one (t), dst's (i). A tile is read along t, a line for
- * each i, and written along i. */
-template <typename value> static __global__ void __launch_bounds__(THREADS, 4) copy_turned_kernel(copy_params params)
+/* Blocks are TILE by LINES. Axes: ..., the source's contiguous one (t), dst's (i). A tile is read along t and written
+ * along i. */
+template <typename value>
+static __global__ void __launch_bounds__(THREADS, 4) copy_transposed_kernel(copy_params params)
 {
     __shared__ value tile[TILE][TILE + 1];
     axis along = params.axes[params.rank - 2];
@@ -334,19 +334,19 @@ template <typename value> static __global__ void __launch_bounds__(THREADS, 4) c
     }
 }
 
-template <typename value> static tch_status launch_turned(void *state, copy_params *params)
+template <typename value> static tch_status launch_transposed(void *state, copy_params *params)
 {
     count_rows(params, 2);
     int64_t tiles = tchi_cuda_ceil_div(params->axes[params->rank - 2].size, TILE) *
                     tchi_cuda_ceil_div(params->axes[params->rank - 1].size, TILE);
     dim3 grid((unsigned)tiles, tchi_cuda_grid_yz(params->rows));
-    return tchi_cuda_launch(state, "copy", copy_turned_kernel<value>, grid, dim3(TILE, LINES),
+    return tchi_cuda_launch(state, "copy", copy_transposed_kernel<value>, grid, dim3(TILE, LINES),
                             in_bytes(params, sizeof(value)));
 }
 
 template <typename value> static tch_status launch(void *state, copy_params *params)
 {
-    return transpose_dimensions(params) ? launch_turned<value>(state, params) : launch_rows<value>(state, params);
+    return transpose_dimensions(params) ? launch_transposed<value>(state, params) : launch_rows<value>(state, params);
 }
 
 static tch_status launch_bits(void *state, copy_params *params)
@@ -391,7 +391,7 @@ tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *sr
 
 /* --- fill -------------------------------------------------------------------------------------------------------- */
 
-/* The element is rounded once, by the thread that writes it, and then goes out as bits. */
+/* The value is rounded once per thread and stored as bits. */
 template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_kernel(copy_params params, double v)
 {
     const int items = items_of<bits>();

@@ -9,7 +9,7 @@
  *             x[i][j] /= (values == NULL ? max(row[i], 0) * max(col[j], 0) : max(values[i][j], 0)) + damping;
  *         }
  *     }
- */
+ * */
 #include "backends/cuda/device/batch_walk.cuh"
 
 /* A missing operand as kernels see it: data NULL. */
@@ -92,7 +92,7 @@ tch_status tchi_cuda_scale_rows(void *state, const tch_matrices *x, const tch_ma
                : tchi_cuda_walk(state, "scale_rows", out, scale_rows<float>{from, by, to});
 }
 
-/* The same bits as on the CPU, whose function this repeats. */
+/* Bitwise-identical to the CPU's function. */
 static __device__ inline uint64_t mix(uint64_t counter)
 {
     uint64_t z = counter * 0x9E3779B97F4A7C15u;
@@ -137,7 +137,7 @@ template <typename real> struct select_matrices {
     }
 };
 
-/* Integers pass as floats of their size, which are carried over bit by bit where the types are equal. */
+/* Integers are handled as floats of the same size, which are copied bit by bit between equal types. */
 static tchi_cuda_operand selectable(const tch_matrices *m)
 {
     tch_matrices floats = *m;

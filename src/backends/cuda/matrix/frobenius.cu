@@ -1,6 +1,6 @@
-/* The Frobenius norm of each matrix of a batch. A sum depends on its order: a matrix is always cut into the same parts,
- * summed by one block each or in turn, and added up in their order by one thread, so that the number depends neither on
- * the batch nor on chance. Blocks of one matrix meet in a cluster, for want of scratch.
+/* The Frobenius norm of each matrix of a batch. Sums depend on their order: a matrix is always divided into the same
+ * parts, each summed by one block and added in order by one thread, so that the result is deterministic and independent
+ * of the batch. Blocks of one matrix form a cluster, which needs no scratch.
  *
  *     double sum = 0;
  *     for (i = 0; i < rows; i++) {
@@ -9,14 +9,15 @@
  *         }
  *     }
  *     norm = sqrt(sum);
- */
+ * */
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/device/batch_walk.cuh"
 
 #define THREADS 256 /* of a block, but for large matrices */
 
-/* From this many elements on a matrix is cut into 16 parts for blocks of 1024 threads: fewer are not worth the meeting.
- * A part is every `across`-th strip of columns and every `down`-th strip of rows, across times down being `parts`. */
+/* From this size on a matrix is divided into 16 parts for blocks of 1024 threads: smaller ones do not pay for the
+ * synchronization. A part is every `across`-th strip of columns and every `down`-th strip of rows, across times down
+ * being `parts`. */
 #define LARGE 65536
 #define LARGE_THREADS 1024
 #define MOST_PARTS 16
@@ -25,11 +26,11 @@ typedef struct partition {
     int32_t parts, across, down;
 } partition;
 
-/* What the compiler knows of the matrices: `short_vec4s` where they are bfloat16, in rows made of aligned vec4s. */
+/* Compile-time knowledge: `short_vec4s` for bfloat16 in rows of aligned vec4s. */
 enum known { any_type, short_vec4s };
 
-/* Sums over one part. A thread has 64 bytes under way, and a multiprocessor 64 KB: what it draws from memory in the 700
- * ns that a load takes. */
+/* Sums over one part, with 64 bytes in flight per thread and 64 KB per multiprocessor, its memory throughput times the
+ * 700 ns latency. */
 template <typename real>
 static __device__ inline double sum_of_vec4(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
                                             int64_t row, int64_t step, int64_t col, int64_t across, double factor)
@@ -56,8 +57,8 @@ static __device__ inline double square_of(uint32_t bits)
     return v * v;
 }
 
-/* The same for bfloat16, in registers as they came, two numbers in each: widened at once they would not fit in the 64
- * registers that a thread of 1024 has. */
+/* The same for bfloat16, held in pairs as loaded: converted at once they would exceed the 64 registers of a block of
+ * 1024 threads. */
 static __device__ inline double sum_of_short_vec4(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
                                                   int64_t row, int64_t step, int64_t col, int64_t across)
 {
@@ -96,8 +97,8 @@ static __device__ inline double sum_part(const tchi_cuda_extent &e, const tchi_c
     return sum_of_vec4<real>(e, x, b, row, step, col, across, factor);
 }
 
-/* A cluster per matrix, its blocks taking parts in turn. Float64 entries are divided by the largest, which is in `out`
- * beforehand: squares of those beyond about 1e150 overflow and of those below 1e-150 vanish. */
+/* A cluster per matrix, whose blocks take parts round-robin. float64 entries are divided by the largest, given in
+ * `out`: squares above about 1e150 overflow and below 1e-150 underflow. */
 template <typename real, known what, int threads>
 static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
     frobenius_kernel(tchi_cuda_extent e, tchi_cuda_operand x, partition cut, double *out)
@@ -138,7 +139,7 @@ static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
     }
 }
 
-/* Of clusters up to 8 the smallest with which a multiprocessor has the fewest parts to sum one after another. */
+/* The smallest cluster up to 8 that minimizes the parts per multiprocessor. */
 static int even_cluster(const tchi_cuda_state *state, int64_t batch)
 {
     int best = 1;
@@ -153,8 +154,8 @@ static int even_cluster(const tchi_cuda_state *state, int64_t batch)
     return best;
 }
 
-/* Blocks that share a matrix: as many as there are parts while the batch leaves multiprocessors idle. Clusters of 16
- * have to be asked for, and are not to be had on every device. */
+/* Blocks per matrix: as many as parts while the batch leaves multiprocessors idle. Clusters of 16 need an opt-in and
+ * are not available on every device. */
 template <typename real, known what> static int cluster_for(const tchi_cuda_state *state, int64_t batch, dim3 block)
 {
     auto kernel = frobenius_kernel<real, what, LARGE_THREADS>;
@@ -203,7 +204,7 @@ static tch_status launch_frobenius(const tchi_cuda_state *state, const tch_matri
                             tchi_cuda_reduce_block(e, THREADS), e, tchi_cuda_operand_of(x), whole, out);
 }
 
-/* A block for each matrix that is at the ends of the range; as a rule there is none, and nothing is moved. */
+/* A block per matrix at the ends of the range; usually there is none and nothing moves. */
 static __global__ void __launch_bounds__(THREADS)
     rescale_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double eps, double *norms)
 {
@@ -249,6 +250,6 @@ tch_status tchi_cuda_frobenius(const tchi_cuda_state *state, const tch_matrices 
     if (x->type != TCH_SCALAR_F64) {
         return launch_frobenius<float>(state, x, out);
     }
-    TCHI_CUDA_PASS(tchi_cuda_scan(state, x, out, NULL));
+    TCHI_TRY(tchi_cuda_scan(state, x, out, NULL));
     return launch_frobenius<double>(state, x, out);
 }

@@ -1,12 +1,12 @@
-/* The Kronecker product of each pair of a batch: out(i p + k, j q + l) = A(i, j) B(k, l) for A m by n and B p by q.
- * Writing the result is all there is to it. A thread keeps its columns of the result, so that the only divisions are
- * those that find where it begins, and walks down ROWS rows; A and B come from the nearest cache. */
+/* The Kronecker product of each pair of a batch: out(i p + k, j q + l) = A(i, j) B(k, l) for A m by n and B p by q,
+ * bound by writing the result. A thread keeps its columns, so that it divides only to find its start, and walks down
+ * ROWS rows; A and B come from L1. */
 #include <type_traits>
 
 #include "backends/cuda/device/elements.cuh"
 
-/* On an H200, 8192 by 8192 of float32 is written in 60.9 us, which is what cudaMemset takes; 4 to 16 rows and 64 to 256
- * threads are all within 1 us, except for 2 rows (78 us) and 16 rows with 256 threads (71 us). */
+/* 8192 by 8192 of float32 takes 60.9 us on an H200, like cudaMemset; 4 to 16 rows and 64 to 256 threads are all within
+ * 1 us, except 2 rows (78 us) and 16 rows with 256 threads (71 us). */
 #define THREADS 256
 #define ROWS 8
 
@@ -47,8 +47,8 @@ template <typename T> static __device__ inline T multiply_rounded(T a, T b)
     }
 }
 
-/* Past the cache where the result does not fit in it. Both are intrinsics: the compiler would split an ordinary store
- * into single elements where these have 16 bits. */
+/* Streaming stores if the result exceeds the cache. Both are intrinsics: the compiler would split an ordinary store of
+ * 16-bit elements. */
 template <typename T> static __device__ inline void write_scaled(T *to, T a, uint4 bits, bool stream)
 {
     vector<T> b = *(const vector<T> *)&bits;
@@ -63,8 +63,8 @@ template <typename T> static __device__ inline void write_scaled(T *to, T a, uin
     }
 }
 
-/* Rows `row`, row + blockDim.y, ... of a matrix, at most ROWS of them, in the thread's columns, at which a, b and out
- * point in the matrices' first rows. Everything is read before anything is written. */
+/* Rows `row`, row + blockDim.y, ..., at most ROWS, in the thread's columns, at which a, b and out point in the first
+ * rows. All reads precede all writes. */
 template <typename T>
 static __device__ inline void write_rows(const kronecker_params &params, int row, const T *a, const T *b, T *out)
 {
@@ -121,7 +121,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) kronecke
 
 /* --- any q and any alignment ------------------------------------------------------------------------------------- */
 
-/* Where the factors of a thread's four columns lie within a row of A and of B. */
+/* Columns of A and B for a thread's four columns. */
 typedef struct column_pairs {
     int64_t a[4], b[4];
 } column_pairs;
@@ -181,8 +181,7 @@ template <typename real> static __global__ void __launch_bounds__(THREADS) krone
 
 /* --- launcher ---------------------------------------------------------------------------------------------------- */
 
-/* A thread has `wide` columns. A block has whole rows as far as it can: stores then fill memory's pages one after
- * another. */
+/* A thread has `wide` columns. Blocks cover whole rows if possible: stores then fill DRAM pages sequentially. */
 static tch_status launch_kronecker(void *state, void (*kernel)(kronecker_params), kronecker_params params, int64_t wide)
 {
     dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(params.cols, wide), 1, THREADS);

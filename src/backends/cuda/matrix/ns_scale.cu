@@ -1,6 +1,6 @@
-/* What Newton-Schulz steps divide a matrix of bfloat16 by. The division itself is left to the symmetric products, which
- * multiply their results: here X is read once, and written only where its numbers are so large or small that their
- * squares would leave the range of float32, which in training they are not.
+/* The scale by which Newton-Schulz steps divide a bfloat16 matrix. The symmetric products apply it to their results: X
+ * is only read here, and written only if its squares would leave the range of float32, which does not happen in
+ * training.
  *
  *     double sum = 0;
  *     for (i = 0; i < rows; i++) {
@@ -13,16 +13,16 @@
  *     x = unit * x;                                           // nothing to do where unit is 1
  *     scale = norm == 0 ? 1 : 1 / (max(norm, eps) * unit);
  *
- * A matrix is always cut into the same PARTS, each summed by one block, and these are added up in their order: its norm
- * depends neither on the batch nor on chance. */
+ * A matrix is always divided into the same PARTS, each summed by one block and added in order: its norm is
+ * deterministic and independent of the batch. */
 #include "backends/cuda/device/batch_walk.cuh"
 
 #define THREADS 256
 #define PARTS (TCH_NORMALIZE_NUMBERS - 1)
-#define HELD 4 /* rows of which a thread has loads under way: 64 bytes */
+#define HELD 4 /* rows of which a thread has loads in flight: 64 bytes */
 #define WIDE 8 /* numbers in 16 bytes */
 
-/* Norms from 2^-40 to 2^40 are left as they are: sums of squares then end at 2^80. */
+/* Norms from 2^-40 to 2^40 need no scaling: sums of squares stay below 2^80. */
 #define MOST_EXPONENT 40
 
 /* --- the norm ---------------------------------------------------------------------------------------------------- */
@@ -33,7 +33,7 @@ static __device__ inline float number_of(const uint4 &eight, int k)
     return __uint_as_float(k % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
 }
 
-/* In float32 where that has room for them, which saves seven of eight conversions to float64. */
+/* In float32 if in range, which saves seven of eight conversions to float64. */
 static __device__ inline double sum_of_squares(const uint4 &eight)
 {
     float sum = 0.0f;
@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- what becomes of it ------------------------------------------------------------------------------------------ */
 
-/* The power of two that brings a norm between 1 and 2, or 1 where it may stay, is zero or is not finite. */
+/* The power of two that scales a norm to between 1 and 2, or 1 if it needs none, is zero or is not finite. */
 static __device__ inline double unit_of(double norm)
 {
     if (!(norm > 0.0) || isinf(norm)) {
@@ -113,7 +113,7 @@ static __device__ inline double unit_of(double norm)
     return exponent < -MOST_EXPONENT || exponent >= MOST_EXPONENT ? ldexp(1.0, -exponent) : 1.0;
 }
 
-/* Moves and does nothing as a rule; else 4 bytes and a product for an element. */
+/* Usually nothing to do; else 4 bytes and a product per element. */
 static __global__ void __launch_bounds__(THREADS)
     finish_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const double *partial, double eps, double *scale)
 {
@@ -143,21 +143,21 @@ static tch_status find_scales(const tchi_cuda_state *s, double eps, const tch_ma
     const tchi_cuda_operand from = tchi_cuda_operand_of(x);
     double *partial = scale + e.batch;
     dim3 grid(PARTS, tchi_cuda_grid_yz(e.batch));
-    TCHI_CUDA_PASS(tchi_cuda_launch(s, "squares", squares_kernel, grid, THREADS, e, from, partial));
+    TCHI_TRY(tchi_cuda_launch(s, "squares", squares_kernel, grid, THREADS, e, from, partial));
     return tchi_cuda_launch(s, "normalize", finish_kernel, grid, THREADS, e, from, partial, eps, scale);
 }
 
-/* With the norm for the largest eigenvalue and all of it for damping, the setup of a root gives max(|X|, eps) as its
- * bound, or 1. */
+/* With the norm as the largest eigenvalue and relative damping 1, root_setup returns max(|X|, eps) as the bound, or
+ * 1. */
 static tch_status divide_by_norm(tchi_cuda_state *s, double eps, const tch_matrices *x, double *norm)
 {
     double *zeros = norm + x->batch, *damping = zeros + x->batch, *bound = damping + x->batch;
     tch_root_norms norms = {norm, norm, zeros, zeros};
-    TCHI_CUDA_PASS(tchi_cuda_reduce(s, TCH_REDUCE_FROBENIUS, x, norm));
-    TCHI_CUDA_PASS(tchi_cuda_rescale(s, eps, x, norm));
-    TCHI_CUDA_PASS(tchi_cuda_zero_bytes(s, zeros, x->batch * (int64_t)sizeof *zeros));
-    TCHI_CUDA_PASS(tchi_cuda_root_setup(s, x->batch, &norms, eps, 1.0, 0.0, 1.0, damping, bound,
-                                        (int32_t *)(void *)(bound + x->batch)));
+    TCHI_TRY(tchi_cuda_reduce(s, TCH_REDUCE_FROBENIUS, x, norm));
+    TCHI_TRY(tchi_cuda_rescale(s, eps, x, norm));
+    TCHI_TRY(tchi_cuda_zero_bytes(s, zeros, x->batch * (int64_t)sizeof *zeros));
+    TCHI_TRY(tchi_cuda_root_setup(s, x->batch, &norms, eps, 1.0, 0.0, 1.0, damping, bound,
+                                  (int32_t *)(void *)(bound + x->batch)));
     return tchi_cuda_shift_scale(s, x, NULL, bound, -1.0, x);
 }
 

@@ -1,4 +1,4 @@
-/* Packed storage of symmetric matrices: rows of the lower triangle, one after the other.
+/* Packed storage of symmetric matrices: contiguous rows of the lower triangle.
  *
  *     for (i = 0; i < n; i++) {
  *         for (j = 0; j <= i; j++) {
@@ -6,8 +6,8 @@
  *         }
  *     }
  *
- * Packed elements may be the bfloat16 of float32 ones. A block takes a tile on or below the diagonal. Rows are read and
- * written as they lie; what is mirrored is turned around in shared memory. */
+ * Packed elements may be bfloat16 for float32 matrices. A block handles a tile on or below the diagonal. Rows are read
+ * and written in order; the mirror image is transposed in shared memory. */
 #include "backends/cuda/device/elements.cuh"
 
 #define TILE 32
@@ -84,8 +84,8 @@ typedef struct tile_corner {
 
 template <typename kept, int side> using packed_tile = kept[side][side + (sizeof(kept) == 2 ? 2 : 1)];
 
-/* A tile below the diagonal and within the matrix, where nothing has to be asked: what is asked of every element takes
- * longer than memory does. Row r of the tile is r (row + (r + 1) / 2) elements behind its first one. */
+/* A tile below the diagonal and inside the matrix, without bounds checks, which take longer than memory does. Row r of
+ * the tile starts r (row + (r + 1) / 2) elements after its first one. */
 template <typename word, typename kept, int side>
 static __device__ inline void unpack_whole(const packed_params<word, kept> &p, int64_t b, tile_corner at,
                                            packed_tile<kept, side> &tile)
@@ -144,8 +144,8 @@ static __device__ inline void unpack_part(const packed_params<word, kept> &p, in
     __syncthreads();
 }
 
-/* A block takes a tile of `side` rows and columns: the wider, the longer the pieces of rows it writes below the
- * diagonal and, transposed, above. */
+/* A block handles a tile of `side` rows and columns: wider tiles write longer row segments on both sides of the
+ * diagonal. */
 template <typename word, typename kept, int side>
 static __global__ void __launch_bounds__(32 * WARPS) unpack_kernel(packed_params<word, kept> p)
 {

@@ -1,6 +1,5 @@
-/* Reductions: one number per matrix. Maxima and counts do not depend on the order they are taken in, so all blocks of
- * the device share a matrix and meet in atomic operations on the result. The sum of squares does, and is in
- * frobenius.cu.
+/* Reductions: one number per matrix. Maxima and counts are independent of order, so all blocks of the device share a
+ * matrix and combine results by atomics. The sum of squares is not, see frobenius.cu.
  *
  *     for (i = 0; i < n; i++) {
  *         for (j = 0; j < n; j++) {
@@ -9,14 +8,14 @@
  *             asymmetry = max(asymmetry, fabs(x[i][j] - x[j][i]));
  *         }
  *     }
- */
+ * */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "core/arith.h"
 
 #define THREADS 256       /* of a block */
 #define BLOCKS_PER_UNIT 8 /* blocks of 256 threads that fill a multiprocessor */
 
-/* Blocks that share one matrix, so that the batch fills the device about once. */
+/* Blocks per matrix, so that the batch fills the device about once. */
 static int64_t share_of(const tchi_cuda_state *state, int64_t batch)
 {
     int64_t share = (int64_t)state->device.processors * BLOCKS_PER_UNIT / batch;
@@ -25,7 +24,7 @@ static int64_t share_of(const tchi_cuda_state *state, int64_t batch)
 
 /* --- meeting in the result --------------------------------------------------------------------------------------- */
 
-/* Doubles that are not negative are ordered as their bits are. */
+/* Nonnegative doubles compare like their bits. */
 static __device__ inline void raise_to(double *out, double value)
 {
     if (value > 0) {
@@ -33,7 +32,7 @@ static __device__ inline void raise_to(double *out, double value)
     }
 }
 
-/* What one thread has seen. Comparisons that NaN fails pass it over. */
+/* Per-thread results. Comparisons skip NaN. */
 template <typename real> struct tally {
     real largest, gap;
     unsigned nonfinite;
@@ -85,8 +84,7 @@ static __device__ inline double *entry_or_null(double *array, int64_t b)
 
 /* --- largest entry, entries that are not finite ------------------------------------------------------------------ */
 
-/* Calls look(element) for a thread's share of a matrix: grid columns by rows by matrices, each walked on by the grid's
- * size. */
+/* Calls look(element) for a thread's share of a matrix, grid-stride over columns, rows and matrices. */
 template <typename real, class function>
 static __device__ inline void visit_elements(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
                                              const function &look)
@@ -127,7 +125,7 @@ static dim3 grid_for(const tchi_cuda_state *state, const tchi_cuda_extent &e, co
 tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, double *max_abs, double *nonfinite)
 {
     tchi_cuda_extent e = tchi_cuda_extent_of(x);
-    TCHI_CUDA_PASS(tchi_cuda_clear(state, e.batch, max_abs != NULL ? max_abs : nonfinite));
+    TCHI_TRY(tchi_cuda_clear(state, e.batch, max_abs != NULL ? max_abs : nonfinite));
     if (e.rows == 0 || e.cols == 0) {
         return TCH_OK;
     }
@@ -181,8 +179,8 @@ static __device__ inline tile_pair pair_at(int64_t number)
 
 #define TILE 64
 
-/* Four neighbors of a row of a matrix, zeros beyond its edges; `type` is known to the compiler where `whole` vectors of
- * it are aligned. */
+/* Four adjacent elements of a row, zeros beyond the edges; with `whole`, aligned vectors of a type known at compile
+ * time. */
 template <typename real, bool whole>
 static __device__ inline tchi_cuda_vec4<real> load_four(const tchi_cuda_operand &x, const char *matrix, int64_t n,
                                                         int64_t i, int64_t j)
@@ -202,7 +200,7 @@ template <typename real> static __device__ inline void look_at_four(tally<real> 
     }
 }
 
-/* Compares a tile with its mirror image, which passes through shared memory; both are read along rows. */
+/* Compares a tile with its mirror image, transposed through shared memory. */
 template <typename real, bool whole>
 static __device__ inline void inspect_pair(tally<real> &seen, const tchi_cuda_operand &x, const char *matrix, int64_t n,
                                            tile_pair tile, real image[TILE][TILE + 1])
@@ -251,12 +249,12 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* out: largest entries, numbers that are not finite and asymmetries of the batch, or these alone. */
+/* out: largest magnitudes, non-finite counts and asymmetries of the batch, or asymmetries alone. */
 static tch_status inspect(tchi_cuda_state *s, const tch_matrices *x, bool all, double *out)
 {
     double *max_abs = all ? out : NULL, *nonfinite = all ? out + x->batch : NULL;
     double *asymmetry = all ? out + 2 * x->batch : out;
-    TCHI_CUDA_PASS(tchi_cuda_clear(s, (all ? 3 : 1) * x->batch, out));
+    TCHI_TRY(tchi_cuda_clear(s, (all ? 3 : 1) * x->batch, out));
     if (x->rows == 0) {
         return TCH_OK;
     }

@@ -1,17 +1,17 @@
-/* (X + shift I) scale^exponent for each matrix of a batch, which also converts between types: by a kernel that knows
- * both types where rows are made of aligned vec4s, and by one that looks them up everywhere else. The diagonal is
- * worked out in double in both, since a shift may be far below the rounding of the diagonal's type. */
+/* (X + shift I) scale^exponent for each matrix of a batch, also for type conversion: one kernel is specialized for the
+ * types in rows of aligned vec4s, the other dispatches at run time. The diagonal is computed in double, since a shift
+ * may be far below the rounding error of its type. */
 #include <type_traits>
 
 #include "backends/cuda/device/batch_walk.cuh"
 
-/* Where types are known to the compiler: rows a thread holds, and the most blocks for each processor, few enough that
- * each takes a power for several patches. On an H200, 16 x 1024 moves at 0.93 to 0.96 of the speed of a copy with these
- * (float32 and split, float64 to split); two rows are up to 5 % slower, one row up to 22 %. */
+/* For the specialized kernel: rows per thread, and the most blocks per multiprocessor, few enough that each computes a
+ * power for several patches. On an H200, 16 x 1024 reaches 0.93 to 0.96 of the speed of a copy (float32 and split,
+ * float64 to split); two rows are up to 5 % slower, one row up to 22 %. */
 #define STEPS 4
 #define BLOCKS 16
 
-/* bfloat16 in place, as orthogonalization asks for it: half the bytes in a row, so twice the rows. */
+/* bfloat16 in place, for orthogonalization: half the bytes per row, so twice the rows. */
 #define SHORT_STEPS 8
 
 /* From float32 to float64 the order is another: 58 us with these, 71 with those above, 49 for a copy of as much. */
@@ -23,8 +23,8 @@ typedef struct shift_scale_factors {
     double exponent;
 } shift_scale_factors;
 
-/* scale^exponent as a product of two, so that near the ends of the range neither is beyond that of the type at work, as
- * 1 / scale may be. The second is 1 everywhere else, and multiplying by it costs nothing beside the memory. */
+/* scale^exponent as a product of two factors, so that neither leaves the range of `type` near its ends, as 1 / scale
+ * may. The second is 1 everywhere else. */
 struct factor_pair {
     double first, second;
 };
@@ -44,8 +44,8 @@ template <typename real> static __device__ inline factor_pair factors_of(const s
     return {pow(ldexp(1.0, half), f.exponent), pow(ldexp(scale, -half), f.exponent)};
 }
 
-/* A type that is looked up for every row, whose conversion waits for that row before the next one is loaded. Others
- * are known to the compiler, and their rows are whole aligned vec4s. */
+/* A type dispatched at run time per row, whose conversion waits for that row before the next load. Other types are
+ * compile-time constants with rows of aligned vec4s. */
 #define ANY_TYPE TCH_SCALAR_COUNT
 
 template <typename real, tch_scalar type, int steps>
@@ -99,7 +99,7 @@ static __device__ inline void store_rows(const tchi_cuda_operand &m, int64_t b, 
     }
 }
 
-/* One thread of a block takes the power, while the block's first loads are in flight. */
+/* One thread computes the power while the block's first loads are in flight. */
 template <typename real, tch_scalar source, tch_scalar target, int steps>
 static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     shift_scale_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)

@@ -1,6 +1,5 @@
-/* Labels drawn from the softmax of logits. A row's uniform number is the one that torchium/backend.h lays down; sums
- * are taken in float64, so that the CPU, which adds in another order, draws the same labels but for rounding of
- * 2^-53.
+/* Labels drawn from the softmax of logits. torchium/backend.h specifies a row's uniform number; sums are in float64, so
+ * that the CPU, which adds in another order, draws the same labels up to rounding errors of 2^-53.
  *
  *     top = the largest of logits[i];
  *     for (sum = 0, j = 0; j < cols; j++) {
@@ -14,12 +13,12 @@
  *         }
  *     }
  *     labels[i] = j;                                          // -1 where a logit is not finite
- */
+ * */
 #include "backends/cuda/update/updates.cuh"
 
 #define WARPS 4
 
-/* The largest of a row, and NaN where one of them is not finite. All lanes of a warp call this. */
+/* The maximum of a row, or NaN if any element is not finite. Called by all lanes of a warp. */
 static __device__ inline double largest_of(const tchi_cuda_operand &x, int64_t i, int64_t cols, int lane)
 {
     double top = -INFINITY;
@@ -32,7 +31,7 @@ static __device__ inline double largest_of(const tchi_cuda_operand &x, int64_t i
     return __all_sync(0xFFFFFFFFu, good) ? tchi_cuda_warp_max(top) : (double)NAN;
 }
 
-/* Sums up to each lane, the lane's own included. */
+/* Inclusive prefix sums over a warp. */
 static __device__ inline double sums_to_lane(double value, int lane)
 {
 #pragma unroll
@@ -61,9 +60,9 @@ static __device__ inline int64_t walk_row(const tchi_cuda_operand &x, int64_t i,
     return cols;
 }
 
-/* logits (rows, cols). Moves: 4 bytes an element, the second and third look at a row being at the cache. Does: up to
- * two exponentials an element. A warp for a row. The second walk adds what the first added, in its order, and so passes
- * any share of the sum that is less than 1. */
+/* logits (rows, cols). Memory: 4 bytes per element, the second and third pass over a row from cache. Compute: up to two
+ * exponentials per element. A warp per row. The second walk adds in the order of the first, so it passes any share of
+ * the sum below 1. */
 static __global__ void __launch_bounds__(WARPS * 32)
     sample_labels_kernel(int64_t rows, int64_t cols, tchi_cuda_operand logits, uint64_t seed, int32_t *labels)
 {

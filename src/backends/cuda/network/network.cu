@@ -1,6 +1,5 @@
-/* What networks need besides products: activations, their derivatives, sums of columns, and losses. Matrices are
- * float32, and mostly so small that launches take longer than their work: there are few of them. Sums are taken in an
- * order that depends on the sizes alone.
+/* Activations, their derivatives, column sums and losses of networks. Matrices are float32 and mostly so small that
+ * launches dominate, so there are few launches. The order of sums depends on the sizes alone.
  *
  *     z = x[i][j] + bias[j];                                  // bias_activation
  *     out[i][j] = f(z);
@@ -10,12 +9,12 @@
  *     gradient[i][j] = factor * (softmax(x[i])[j] - (j == label));
  *     loss = sum over j of (y[i][j] - t[i][j])^2 / cols;      // squared
  *     gradient[i][j] = factor * (y[i][j] - t[i][j]);
- */
+ * */
 #include "backends/cuda/device/batch_walk.cuh"
 
 /* --- activations ------------------------------------------------------------------------------------------------- */
 
-/* Comparisons are turned so that NaN stays NaN. */
+/* NaN propagates. */
 static __device__ inline float activate(tch_activation activation, float z)
 {
     switch (activation) {
@@ -30,7 +29,7 @@ static __device__ inline float activate(tch_activation activation, float z)
     }
 }
 
-/* gradient f'(z), from what was kept: z for GELU, f(z) for the others. */
+/* gradient f'(z), from z for GELU and f(z) for the others. */
 static __device__ inline float derive(tch_activation activation, float kept, float gradient)
 {
     switch (activation) {
@@ -45,7 +44,7 @@ static __device__ inline float derive(tch_activation activation, float kept, flo
     }
 }
 
-/* An operand whose type the compiler knows: the branches over types fall away. */
+/* An operand with a type known at compile time, which removes the branches over types. */
 static __device__ inline tchi_cuda_operand float_operand(const tchi_cuda_operand &m)
 {
     return {m.data, TCH_SCALAR_F32, m.wide, m.ld, m.stride};
@@ -102,14 +101,13 @@ struct activation_backward {
 
 /* --- sums of columns --------------------------------------------------------------------------------------------- */
 
-/* A block takes eight columns, 32 bytes, which is the least that memory hands out at once: more would leave most of a
- * GPU without work at the few hundred columns of a layer. Its threads walk down the rows side by side, four rows under
- * way in each. */
+/* A block has eight columns, 32 bytes, the minimum memory transaction: more would leave most of a GPU idle at the few
+ * hundred columns of a layer. Threads walk down the rows with four rows in flight each. */
 #define COLUMNS 8
 #define COLUMN_THREADS 64 /* for each column */
 #define ROWS_AT_ONCE 4
 
-/* x (rows, cols), out (cols). Moves: 4 bytes an element. Does: a sum each. */
+/* x (rows, cols), out (cols). Memory: 4 bytes per element. Compute: a sum each. */
 static __global__ void __launch_bounds__(COLUMNS *COLUMN_THREADS)
     column_sums_kernel(int64_t rows, int64_t cols, const float *x, int64_t ld, float *out)
 {
@@ -141,7 +139,7 @@ tch_status tchi_cuda_bias_activation_backward(void *state, tch_activation activa
                                               const tch_matrices *gradient, const tch_matrices *bias_gradient)
 {
     if (activation != TCH_ACTIVATION_NONE) {
-        TCHI_CUDA_PASS(tchi_cuda_walk(
+        TCHI_TRY(tchi_cuda_walk(
             state, "activation_backward", gradient,
             activation_backward{activation, tchi_cuda_operand_of(kept), tchi_cuda_operand_of(gradient)}));
     }
@@ -179,7 +177,7 @@ typedef struct top_entry {
     int64_t index; /* INT64_MAX: none yet */
 } top_entry;
 
-/* The larger, and of equals the first; NaN is never taken, and shows in the sum. */
+/* The larger, or the first of equals; skips NaN, which propagates through the sum. */
 static __device__ inline top_entry larger(top_entry a, top_entry b)
 {
     bool second = b.value > a.value || (b.value == a.value && b.index < a.index);
@@ -243,8 +241,8 @@ struct squared {
     }
 };
 
-/* outputs, gradient (rows, cols). Moves: 8 bytes an element with the gradient, the second and third look at a row being
- * at the cache. Does: two exponentials an element. `ranges` gets one set of sums for each block. */
+/* outputs, gradient (rows, cols). Memory: 8 bytes per element with the gradient, the second and third pass over a row
+ * from cache. Compute: two exponentials per element. One set of sums per block in `ranges`. */
 template <typename loss>
 static __global__ void __launch_bounds__(LOSS_WARPS * 32)
     loss_kernel(const __grid_constant__ loss_call c, loss_sums *ranges)
@@ -271,7 +269,7 @@ static __global__ void __launch_bounds__(LOSS_WARPS * 32)
     }
 }
 
-/* One block. Moves: 6 KB. Does: three sums of TCH_LOSS_RANGES numbers. */
+/* One block. Memory: 6 KB. Compute: three sums of TCH_LOSS_RANGES numbers. */
 static __global__ void __launch_bounds__(TCH_LOSS_RANGES)
     add_totals_kernel(int64_t rows, const loss_sums *ranges, double *totals)
 {
@@ -309,7 +307,7 @@ static tch_status run_loss(tchi_cuda_state *s, const loss_call &c, const tch_los
         return TCH_OK;
     }
     loss_sums *ranges = (loss_sums *)results->scratch;
-    TCHI_CUDA_PASS(tchi_cuda_launch(s, name, loss_kernel<loss>, TCH_LOSS_RANGES, LOSS_WARPS * 32, c, ranges));
+    TCHI_TRY(tchi_cuda_launch(s, name, loss_kernel<loss>, TCH_LOSS_RANGES, LOSS_WARPS * 32, c, ranges));
     return tchi_cuda_launch(s, "add_totals", add_totals_kernel, 1, TCH_LOSS_RANGES, c.rows, ranges, results->totals);
 }
 

@@ -1,6 +1,6 @@
-/* The table of kernels. Of the rows of an operation the first that fits is used, if the kernel can also count and
- * describe the operands: 32-bit indices, TMA descriptors, room in the workspace. Reasons for the limits are at the
- * kernels' launches. */
+/* The table of kernels. The first row of an operation that fits is used if the kernel also supports the operands'
+ * sizes: 32-bit indices, TMA descriptors, room in the workspace. Reasons for the limits are at the kernels'
+ * launches. */
 #include "kernel_choice.h"
 
 enum {
@@ -48,7 +48,7 @@ static int has(int32_t types, tch_scalar type)
     return (types >> type & 1) != 0;
 }
 
-/* The planes of a split matrix lie `stride` apart. */
+/* The planes of a split matrix are `stride` apart. */
 static int is_aligned(const tch_matrices *m, int64_t bytes)
 {
     static const int64_t sizes[TCH_SCALAR_COUNT] = {8, 4, 2, 2, 4, 8, 2};

@@ -1,5 +1,5 @@
-/* Which kernel computes which product: a table of plain data, which `torchium info --kernels` prints. It knows no CUDA,
- * so the command is linked with it. */
+/* Which kernel computes which product: a table printed by `torchium info --kernels`. Independent of CUDA, so the
+ * command can link it. */
 #ifndef TCHI_CUDA_KERNEL_CHOICE_H
 #define TCHI_CUDA_KERNEL_CHOICE_H
 
@@ -46,7 +46,7 @@ typedef struct tchi_kernel_row {
 
 extern const tchi_kernel_row tchi_kernel_rows[TCHI_KERNEL_COUNT];
 
-/* Whether the row's conditions hold for C, computed from A; where the result is no matrix, C is NULL. */
+/* Whether the row's conditions hold for A and C; C is NULL if the result is not a matrix. */
 int tchi_kernel_fits(tchi_kernel kernel, int major, int processors, const tch_matrices *a, const tch_matrices *c);
 
 TCH_END_DECLS

@@ -1,5 +1,5 @@
-/* Outer products, C = alpha x y': what a product is whose contraction has one step, such as the per-sample gradients
- * of a linear layer. There is nothing to compute: a thread keeps four elements of y and writes rows. */
+/* Outer products, C = alpha x y': products with a contraction of one, such as per-sample gradients of a linear layer.
+ * Bound by writing C: a thread keeps four elements of y and writes rows. */
 #include "backends/cuda/device/elements.cuh"
 
 #define THREADS 256
@@ -19,7 +19,7 @@ static __device__ __forceinline__ real element_of(const tchi_cuda_operand &v, in
     return tchi_cuda_load<real>(v.type, v.data, b * v.stride + i * v.ld, 0);
 }
 
-/* Float32 of aligned rows, which are many and not read again soon, pass by the caches. */
+/* Aligned float32 rows bypass the caches. */
 template <typename real>
 static __device__ __forceinline__ void write_four(const outer_problem &p, int64_t b, int64_t i, int64_t j, int count,
                                                   real x, const tchi_cuda_vec4<real> &y)
@@ -37,8 +37,8 @@ static __device__ __forceinline__ void write_four(const outer_problem &p, int64_
     }
 }
 
-/* One multiplication an element. C is written, which for 256 samples of 1024 by 1024 in float32 is 1.07 GB: 0.26 ms at
- * 4.19 TB/s. */
+/* One multiplication per element. Writing C of 256 samples of 1024 by 1024 in float32 is 1.07 GB, 0.26 ms at 4.19
+ * TB/s. */
 template <typename real> static __global__ void __launch_bounds__(THREADS, 2) outer_product(const outer_problem p)
 {
     int64_t j = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);

@@ -1,23 +1,23 @@
-/* Matrix products by cuBLAS. Our matrices are row-major and cuBLAS is column-major: the product is asked for as C' =
- * op(B)' op(A)', with the operands exchanged. */
+/* Matrix products by cuBLAS. Our matrices are row-major, cuBLAS is column-major: computes C' = op(B)' op(A)' with
+ * exchanged operands. */
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
 #include "backends/packed_sides.h"
 #include "factor_gram/factor_gram.h"
-/* Matrices in one call: kernels put the batch in a grid dimension that ends at 65535. */
+/* Matrices per call: a grid dimension is at most 65535. */
 #define MOST_BATCH 65535
 
 /* Rows in one call, for the products that are merged into a tall one. */
 #define MOST_ROWS INT32_MAX
 
-/* A single row may carry any leading dimension; cuBLAS wants it to pass over the row all the same. */
+/* A single row may have any leading dimension, but cuBLAS requires it to cover the row. */
 static int64_t leading(const tch_matrices *x)
 {
     return x->rows > 1 ? x->ld : x->cols > 1 ? x->cols : 1;
 }
 
-/* One B for the whole batch, and the rows of A and C contiguous: a single product with tall A and C fills the device
+/* One B for the whole batch and contiguous rows of A and C: a single product with tall A and C uses the device
  * better. */
 static int one_tall_product(const tch_matrices *a, int32_t transpose_a, const tch_matrices *b, const tch_matrices *c)
 {
@@ -32,7 +32,7 @@ static void merge_rows(tch_matrices *x)
     x->batch = 1;
 }
 
-/* How products are weighed and summed. */
+/* Weights and compute type of products. */
 typedef struct arithmetic {
     const void *alpha, *beta; /* of float64 where C is, of float32 otherwise; where the handle's pointer mode says */
     tchi_cublas_compute compute;
@@ -66,7 +66,7 @@ static tch_status launch_gemms(const tchi_cuda_state *state, arithmetic how, con
     }
     for (int64_t first = 0; first < out.batch; first += MOST_BATCH) {
         int64_t count = out.batch - first < MOST_BATCH ? out.batch - first : MOST_BATCH;
-        TCHI_CUDA_PASS(launch_gemm(state, how, &left, transpose_a, b, transpose_b, &out, first, count));
+        TCHI_TRY(launch_gemm(state, how, &left, transpose_a, b, transpose_b, &out, first, count));
     }
     return TCH_OK;
 }
@@ -81,9 +81,9 @@ static int is_empty(const tch_matrices *x)
 tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
                           int32_t transpose_b, double beta, int32_t rounded, const tch_matrices *c)
 {
-    const float narrow[2] = {(float)alpha, (float)beta};
+    const float weights[2] = {(float)alpha, (float)beta};
     bool in_tf32 = rounded && a->type == TCH_SCALAR_F32;
-    arithmetic in_f32 = {&narrow[0], &narrow[1], in_tf32 ? TCHI_CUBLAS_COMPUTE_TF32 : TCHI_CUBLAS_COMPUTE_F32};
+    arithmetic in_f32 = {&weights[0], &weights[1], in_tf32 ? TCHI_CUBLAS_COMPUTE_TF32 : TCHI_CUBLAS_COMPUTE_F32};
     arithmetic in_f64 = {&alpha, &beta, TCHI_CUBLAS_COMPUTE_F64};
     if (is_empty(c)) {
         return TCH_OK;
@@ -104,25 +104,24 @@ static arithmetic weighed_by(const tch_clock *clock, tch_scalar type, int32_t ro
     if (type == TCH_SCALAR_F64) {
         return (arithmetic){&clock->factor[0], &clock->factor[1], TCHI_CUBLAS_COMPUTE_F64};
     }
-    int narrowed = rounded && type == TCH_SCALAR_F32;
-    return (arithmetic){&clock->narrow[0], &clock->narrow[1],
-                        narrowed ? TCHI_CUBLAS_COMPUTE_TF32 : TCHI_CUBLAS_COMPUTE_F32};
+    int in_tf32 = rounded && type == TCH_SCALAR_F32;
+    return (arithmetic){&clock->factor_f32[0], &clock->factor_f32[1],
+                        in_tf32 ? TCHI_CUBLAS_COMPUTE_TF32 : TCHI_CUBLAS_COMPUTE_F32};
 }
 
-/* Nothing is left of A A' where A has no columns. */
+/* A A' is zero if A has no columns. */
 static tch_status weigh_factor(void *state, const tch_clock *clock, const tch_matrices *c)
 {
     for (int64_t b = 0; b < c->batch; b++) {
         tch_matrices one = *c;
         one.data = tchi_cuda_matrix_at(c, b);
         one.batch = 1;
-        TCHI_CUDA_PASS(tchi_cuda_shift_scale(state, &one, NULL, &clock->factor[1], 1.0, &one));
+        TCHI_TRY(tchi_cuda_shift_scale(state, &one, NULL, &clock->factor[1], 1.0, &one));
     }
     return TCH_OK;
 }
 
-/* The weights are read on the device. The result is symmetric up to rounding. A must be finite even where its weight is
- * 0. */
+/* Weights are read on the device. The result is symmetric up to rounding. A must be finite even with weight 0. */
 static tch_status update_factor(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
                                 int32_t rounded, const tch_matrices *c)
 {
@@ -134,8 +133,8 @@ static tch_status update_factor(void *state, const tch_matrices *a, int32_t tran
     if ((transpose ? a->rows : a->cols) == 0) {
         return weigh_factor(state, clock, c);
     }
-    if (rounded && tchi_cuda_factor_narrow_supported(s, a, transpose, c)) {
-        return tchi_cuda_factor_narrow(s, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, a, transpose, c);
+    if (rounded && tchi_cuda_factor_fp16_supported(s, a, transpose, c)) {
+        return tchi_cuda_factor_fp16(s, (tchi_factor_weights){0.0F, 0.0F, clock->factor_f32, 0}, a, transpose, c);
     }
     TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_DEVICE), "cublasSetPointerMode");
     tch_status status = launch_gemms(s, weighed_by(clock, a->type, rounded), a, transpose, a, !transpose, c);
@@ -143,7 +142,7 @@ static tch_status update_factor(void *state, const tch_matrices *a, int32_t tran
     return status;
 }
 
-/* The pair's kernel writes packed factors as they are; others are unpacked and packed again. */
+/* The pair kernel writes packed factors directly; otherwise they are unpacked and packed again. */
 tch_status tchi_cuda_update_factors(void *state, const tch_blocks *blocks, const tch_clock *clock, int32_t rounded,
                                     const tch_matrices *rows, const tch_matrices *columns, void *room, void *scratch,
                                     int64_t scratch_bytes)
@@ -153,14 +152,14 @@ tch_status tchi_cuda_update_factors(void *state, const tch_blocks *blocks, const
     const tchi_factor_pair pair = {a, rows, columns, blocks->notes, scratch, scratch_bytes};
     char *place = room;
     if (rows != NULL && columns != NULL && rounded && tchi_cuda_factor_pair_supported(state, &pair)) {
-        return tchi_cuda_factor_pair(state, (tchi_factor_weights){0.0F, 0.0F, clock->narrow, 0}, &pair);
+        return tchi_cuda_factor_pair(state, (tchi_factor_weights){0.0F, 0.0F, clock->factor_f32, 0}, &pair);
     }
     for (int k = 0; k < 2; k++) {
         if (kept[k] != NULL) {
             const tch_matrices whole = tchi_packed_place(kept[k], a->type, &place);
-            TCHI_CUDA_PASS(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &whole, 1));
-            TCHI_CUDA_PASS(update_factor(state, a, k, clock, rounded, &whole));
-            TCHI_CUDA_PASS(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &whole, 0));
+            TCHI_TRY(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &whole, 1));
+            TCHI_TRY(update_factor(state, a, k, clock, rounded, &whole));
+            TCHI_TRY(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &whole, 0));
         }
     }
     return TCH_OK;

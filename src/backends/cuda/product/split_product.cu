@@ -1,7 +1,7 @@
-/* Products of matrices that are split into two of float16 or of bfloat16, for sm_90: C = alpha (high high + low high +
- * high low) + beta C in one pass, in float32 or split again. A persistent GEMM (persistent_gemm.cuh): k-tiles of both
- * parts of A and B, loaded once, serve three products, and each warpgroup multiplies 64 rows of a tile. The two CTAs of
- * a cluster have tiles below each other and share B.
+/* Products of matrices split into two of float16 or bfloat16, for sm_90: C = alpha (high high + low high + high low) +
+ * beta C in one pass, in float32 or split again. A persistent GEMM (persistent_gemm.cuh): k-tiles of both parts of A
+ * and B, loaded once, serve three products, and each warpgroup multiplies 64 rows of a tile. The two CTAs of a cluster
+ * have vertically adjacent tiles and share B.
  *
  *     for (each tile of 128 by 128 of C) {
  *         for (k = 0; k < depth; k += 64) {
@@ -11,9 +11,9 @@
  *         C[rows][cols] = factor (large + small) + beta C[rows][cols];   // or scale times that, split
  *     }
  *
- * High parts alone are multiplied, or nothing, where a number of the matrix on the device says that this will do. Small
- * products have sums of their own: tensor cores cut sums off instead of rounding them, and what is added to a large sum
- * would be cut each time. How this way was chosen: bench/logs/cuda_basis.md. */
+ * Only high parts are multiplied, or nothing, if a per-matrix number on the device permits. Small products have
+ * separate sums: tensor cores truncate, so adding them to a large sum would lose them. Design choices:
+ * bench/logs/cuda_basis.md. */
 #include <cuda_fp16.h>
 
 #include "backends/cuda/device/elements.cuh"
@@ -55,8 +55,8 @@ static __device__ __forceinline__ bool holds(const tch_condition &c, int matrix)
     return c.of != NULL && c.of[matrix] <= c.most;
 }
 
-/* Matrices that need high parts alone are in a launch of their own: decided tile by tile, two loops would have sums in
- * the same registers, and the compiler would make products wait for each other. */
+/* Matrices that need only high parts have a separate launch: with both loops in one kernel the sums would share
+ * registers, and the compiler would serialize the products. */
 template <int low> static __device__ __forceinline__ bool is_elsewhere(const split_launch &p, int matrix)
 {
     return p.high_alone.of != NULL && holds(p.high_alone, matrix) != (low == OF_NONE);
@@ -70,7 +70,7 @@ typedef float split_sums[64];
 /* Of 64 rows and 64 columns of a tile a thread has two rows, 8 apart, and pairs of neighbors in each, 8 apart too. */
 enum { ROWS = 2, PAIRS = 8, APART = 8 };
 
-/* `left` is how many columns of C there are from here on. */
+/* `left` is the number of remaining columns of C. */
 static __device__ __forceinline__ float2 read_pair(const float *c, int left)
 {
     return left > 1 ? *(const float2 *)c : make_float2(left == 1 ? *c : 0.0f, 0.0f);
@@ -94,7 +94,7 @@ static __device__ __forceinline__ void write_pair(double *c, int left, float2 pa
     }
 }
 
-/* Many pairs are read before one is written: the compiler does not know that they do not alias. */
+/* Reads many pairs before writing one: the compiler cannot rule out aliasing. */
 template <int low, int from, int result>
 static __device__ __forceinline__ void write_floats(const split_launch &p, int matrix, int row, int col,
                                                     const split_sums &sum)
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void write_fp16(const split_launch &p, int mat
     }
 }
 
-/* Doubles that are not negative are ordered as their bits are, NaN above all others. */
+/* Nonnegative doubles compare like their bits; NaN propagates. */
 static __device__ __forceinline__ void raise_largest(const split_launch &p, int matrix, const split_sums &sum)
 {
     uint32_t most = 0;
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void write_rows(const split_launch &p, const s
     }
 }
 
-/* Prefetches what the epilogue will read of C into the L2 cache: of each row 512 bytes, four lines. */
+/* Prefetches the epilogue's part of C into L2: of each row 512 bytes, four lines. */
 static __device__ __forceinline__ void prefetch_tile(const split_launch &p, const split_tile &t)
 {
     int row = t.row + (int)threadIdx.x % TILE;
@@ -203,8 +203,8 @@ static __device__ __forceinline__ void prefetch_tile(const split_launch &p, cons
 
 /* --- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Without low parts a thread has half of the sums and a stage half of the bytes, so that two CTAs fit on a
- * multiprocessor: one multiplies while the other writes. */
+/* Without low parts sums and stages are half the size, so that two CTAs fit on a multiprocessor: one multiplies while
+ * the other writes. */
 template <tch_scalar type, bool transposed, int low, int result>
 struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
     static constexpr int boxes = low == OF_NONE ? 1 : 2;
@@ -216,7 +216,7 @@ struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
         tchi_ring<STAGES> ring;
     };
 
-    /* Those of a matrix one after the other, so that it stays in the L2 cache for as long as it is needed. */
+    /* Tiles of a matrix in sequence, so that it stays in L2 while it is needed. */
     static __device__ __forceinline__ split_tile tile_of(const split_launch &p, int item, int rank)
     {
         int each = p.pairs * p.across;
@@ -224,7 +224,7 @@ struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
         return {item / each, (left % p.pairs * CLUSTER + rank) * TILE, left / p.pairs * TILE};
     }
 
-    /* The pair's next item to be multiplied, number `i` of its own or a later one. */
+    /* The pair's next item to multiply, its i-th or a later one. */
     static __device__ __forceinline__ int next(const split_launch &p, int i)
     {
         for (; tchi_gemm_item<split_gemm>(i) < p.items; i++) {
@@ -272,7 +272,7 @@ struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
         }
     }
 
-    /* Tiles whose product counts as zero. */
+    /* Tiles whose product is zero. */
     static __device__ __forceinline__ void begin(const split_launch &p, int group)
     {
         const split_sums zeros = {};
@@ -305,7 +305,7 @@ struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
     }
 };
 
-/* For 12 matrices of n = 3072, all low parts: 2.09 TFLOP, 3.0 ms at 700 TFLOP/s; to and from memory 4 bytes an element
+/* For 12 matrices of n = 3072, all low parts: 2.09 TFLOP, 3.0 ms at 700 TFLOP/s; to and from memory 4 bytes per element
  * of A, of B and of C, 1.4 GB, 0.32 ms at 4.2 TB/s. Of the 64 KiB that a multiprocessor multiplies at a step 16 come
  * from its neighbor. */
 template <class gemm>
@@ -358,7 +358,7 @@ static int supported(const tchi_cuda_state *state, const tch_split_problem *p)
 
 static tch_status describe(const tch_split_matrices *x, int box_rows, CUtensorMap (&maps)[2])
 {
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(&x->high, box_rows, &maps[0]));
+    TCHI_TRY(tchi_cuda_tensor_map(&x->high, box_rows, &maps[0]));
     return tchi_cuda_tensor_map(&x->low, box_rows, &maps[1]);
 }
 
@@ -397,8 +397,8 @@ static tch_status launch_split(tchi_cuda_state *state, const tch_split_problem *
     p.largest = problem->largest;
     p.factor = (float)(problem->alpha / (problem->a->scale * problem->b->scale));
     p.beta = (float)problem->beta;
-    TCHI_CUDA_PASS(describe(problem->a, TILE, p.a));
-    TCHI_CUDA_PASS(describe(problem->b, problem->transpose_b ? TILE / CLUSTER : TCHI_GEMM_DEPTH, p.b));
+    TCHI_TRY(describe(problem->a, TILE, p.a));
+    TCHI_TRY(describe(problem->b, problem->transpose_b ? TILE / CLUSTER : TCHI_GEMM_DEPTH, p.b));
     if (problem->split_c != NULL) {
         p.scale = (float)problem->split_c->scale;
         p.high_c = tchi_cuda_operand_of(&problem->split_c->high);
@@ -423,7 +423,7 @@ tch_status tchi_cuda_split_product(void *state, const tch_split_problem *problem
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     *handled = supported(s, problem);
     if (*handled && problem->low != TCH_LOW_NONE && problem->high_alone.of != NULL) {
-        TCHI_CUDA_PASS(launch_split(s, problem, TCH_LOW_NONE));
+        TCHI_TRY(launch_split(s, problem, TCH_LOW_NONE));
     }
     return *handled ? launch_split(s, problem, problem->low) : TCH_OK;
 }

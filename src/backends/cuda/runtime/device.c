@@ -1,5 +1,5 @@
-/* The GPUs of this machine: how many can be used, why none can, and what each one is. Devices keep CUDA's numbers, so
- * that "cuda:1" is the same GPU for us and for PyTorch, also where an older one beside it cannot be used. */
+/* The GPUs of this machine: how many are usable, why none is, and their properties. Devices keep CUDA's numbers, so
+ * that "cuda:1" is the same GPU for PyTorch, even next to an unsupported one. */
 #include "backends/cuda/cuda.h"
 
 #include <stdio.h>
@@ -100,8 +100,8 @@ static int any_new_enough(int count)
     return 0;
 }
 
-/* The driver and the GPUs come first, cuBLAS after them: where there is no GPU the large library is not even opened,
- * and the reason is the first thing to repair. */
+/* Checks driver and GPUs before cuBLAS: without a GPU the large library is not opened, and the reason given is the
+ * first to fix. */
 static int32_t count_devices(char *reason, size_t reason_size)
 {
     int count = 0;
@@ -155,7 +155,7 @@ tch_status tchi_cuda_device_read(int32_t index, tchi_cuda_device *device)
     return status;
 }
 
-/* Free memory can be asked of the current device only. */
+/* Free memory can be queried for the current device only. */
 static tch_status read_memory(int32_t index, tch_device_info *info)
 {
     int current = 0;

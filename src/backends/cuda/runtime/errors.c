@@ -1,5 +1,5 @@
-/* Errors of CUDA, cuBLAS and cuSOLVER as statuses with messages. Each check is used through the macro of its library in
- * the headers, so that no call goes unchecked and none is checked in two ways. */
+/* Errors of CUDA, cuBLAS and cuSOLVER as statuses with messages. Every call is checked through the macro of its
+ * library. */
 #include "backends/cuda/cuda.h"
 
 #include <pthread.h>
@@ -10,9 +10,9 @@
 
 /* --- faults ------------------------------------------------------------------------------------------------------ */
 
-/* A kernel that faults takes its GPU away from the whole process: CUDA answers every later call with the same error. So
- * that each of those calls can say what happened, the first error is kept, with the name of the last custom kernel that
- * was launched before. A table with a place for each GPU, under one lock. */
+/* A kernel fault makes its GPU unusable for the whole process: CUDA returns the same error from every later call. So
+ * that these calls can explain it, the first error is kept with the name of the last custom kernel launched before. One
+ * entry per GPU, under one lock. */
 enum { DEVICES = 64, NAME_BYTES = 160 };
 
 static struct {
@@ -21,7 +21,7 @@ static struct {
     char kernels[DEVICES][NAME_BYTES];
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Whether CUDA keeps this error until the process ends. */
+/* Whether the error is sticky. */
 static int is_fault(cudaError_t error)
 {
     switch (error) {
@@ -41,7 +41,7 @@ static int is_fault(cudaError_t error)
     }
 }
 
-/* What is launched after a fault had no part in it. */
+/* Launches after a fault are not recorded. */
 void tchi_cuda_remember_kernel(int32_t device, const char *name)
 {
     if (device < 0 || device >= DEVICES) {
@@ -64,7 +64,7 @@ static void remember_fault(int32_t device, cudaError_t error)
     }
 }
 
-/* cudaSuccess, or the error with the kernel's name, which may be empty. */
+/* cudaSuccess, or the error with the kernel's name, possibly empty. */
 static cudaError_t fault_of(int32_t device, char *kernel, size_t size)
 {
     if (device < 0 || device >= DEVICES || atomic_load(&faults.errors[device]) == cudaSuccess) {
@@ -78,7 +78,7 @@ static cudaError_t fault_of(int32_t device, char *kernel, size_t size)
 
 /* --- messages ---------------------------------------------------------------------------------------------------- */
 
-/* What a message can add to CUDA's own words; empty when nothing. */
+/* Advice to append to CUDA's error text, possibly empty. */
 static const char *remedy(cudaError_t error)
 {
     switch (error) {
@@ -94,7 +94,7 @@ static const char *remedy(cudaError_t error)
     }
 }
 
-/* Kernels run long after they are launched, and the name is that of a user's last one: it need not be the culprit. */
+/* Kernels run asynchronously, so the last custom kernel need not be the culprit. */
 static tch_status fail_by_fault(cudaError_t error, const char *what, int32_t device)
 {
     char kernel[192] = "";
@@ -164,7 +164,7 @@ tch_status tchi_cublas_check(tchi_cublas_status status, const char *what)
                                 what, tchi_cublas_open(NULL)->get_status_string(status));
 }
 
-/* cuSOLVER has no function for this. */
+/* cuSOLVER has no status strings. */
 static const char *cusolver_words(tchi_cusolver_status status)
 {
     static const char *const words[] = {

@@ -1,9 +1,6 @@
-/* Events: what the second stream of a state has done, and bytes on their way to the host with an event behind the copy
- * into page-locked memory. */
+/* Events of a state's second stream, and readbacks: copies to page-locked memory followed by an event. */
 #include "backends/cuda/cuda.h"
-
-#include <stdalign.h>
-#include <stddef.h>
+#include "backends/host_memory.h"
 
 typedef struct event {
     cudaEvent_t reached;
@@ -11,20 +8,17 @@ typedef struct event {
     bool recorded;
 } event;
 
-/* Nothing happens where there is one already. */
+/* Does nothing if there is an event already. */
 static tch_status make_event(void *state, int64_t bytes, void **result)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     if (*result != NULL) {
         return TCH_OK;
     }
-    event *e = tchi_cuda_host->allocate(sizeof *e, alignof(max_align_t));
-    if (e == NULL) {
-        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for an event", sizeof *e);
-    }
-    *e = (event){0};
+    event *e;
+    TCHI_TRY(tchi_backend_take(tchi_cuda_host, sizeof *e, "an event", &e));
     cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t error = cudaEventCreateWithFlags(&e->reached, cudaEventDisableTiming);
+    cudaError_t error = tchi_cuda_ensure_event(&e->reached);
     if (error == cudaSuccess && bytes > 0) {
         error = cudaMallocHost(&e->memory, (size_t)bytes);
     }
@@ -38,7 +32,7 @@ static tch_status make_event(void *state, int64_t bytes, void **result)
     return TCH_OK;
 }
 
-/* A copy may be under way: page-locked memory is released when the device is done with it. */
+/* A copy may be in flight: cudaFreeHost waits for it. */
 void tchi_cuda_event_destroy(void *state, void *handle)
 {
     event *e = handle;
@@ -46,9 +40,7 @@ void tchi_cuda_event_destroy(void *state, void *handle)
         return;
     }
     if (tchi_cuda_begin(state) == TCH_OK) {
-        if (e->reached != NULL) {
-            cudaEventDestroy(e->reached);
-        }
+        tchi_cuda_drop_event(e->reached);
         if (e->memory != NULL) {
             cudaFreeHost(e->memory);
         }
@@ -94,19 +86,14 @@ tch_status tchi_cuda_readback_wait(void *state, void *handle, const void **data)
 
 static tch_status open_side(tchi_cuda_state *s)
 {
-    if (s->side == NULL) {
-        TCHI_CUDA_TRY(cudaStreamCreateWithFlags(&s->side, cudaStreamNonBlocking), "a second stream");
-    }
-    if (s->forked == NULL) {
-        TCHI_CUDA_TRY(cudaEventCreateWithFlags(&s->forked, cudaEventDisableTiming), "cudaEventCreate");
-    }
-    return TCH_OK;
+    TCHI_CUDA_TRY(tchi_cuda_ensure_stream(&s->side), "a second stream");
+    return tchi_cuda_check(tchi_cuda_ensure_event(&s->forked), "cudaEventCreate");
 }
 
 tch_status tchi_cuda_side_begin(void *state, void **stream)
 {
     tchi_cuda_state *s = state;
-    TCHI_CUDA_PASS(open_side(s));
+    TCHI_TRY(open_side(s));
     TCHI_CUDA_TRY(cudaEventRecord(s->forked, s->stream), "cudaEventRecord");
     TCHI_CUDA_TRY(cudaStreamWaitEvent(s->side, s->forked, 0), "cudaStreamWaitEvent");
     *stream = s->side;
@@ -116,7 +103,7 @@ tch_status tchi_cuda_side_begin(void *state, void **stream)
 tch_status tchi_cuda_side_mark(void *state, void **handle)
 {
     tchi_cuda_state *s = state;
-    TCHI_CUDA_PASS(open_side(s));
+    TCHI_TRY(open_side(s));
     tch_status status = make_event(state, 0, handle);
     event *e = *handle;
     if (e == NULL) {

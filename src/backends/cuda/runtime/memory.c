@@ -1,6 +1,5 @@
-/* Device memory. Blocks come from a pool of CUDA's that is ours alone, one for each device and shared by its contexts,
- * in the order of the context's stream. It keeps nothing that was given back: src/core/pool.c above it does the
- * keeping, and what that gives back is meant for the device and whoever else uses it. */
+/* Device memory, in stream order from a private CUDA memory pool per device, shared by its contexts. The pool retains
+ * nothing: src/core/pool.c caches blocks, and what it returns goes back to the device. */
 #include "backends/cuda/cuda.h"
 
 #include <pthread.h>
@@ -24,7 +23,7 @@ static cudaError_t make_pool(int32_t device, cudaMemPool_t *pool)
     return error == cudaSuccess && supported ? cudaMemPoolCreate(pool, &properties) : error;
 }
 
-/* Made once and never destroyed: memory may come back to it until the process ends. */
+/* Created once and never destroyed: memory may return to it until the process ends. */
 static cudaError_t pool_of(int32_t device, cudaMemPool_t *pool)
 {
     cudaError_t error = cudaSuccess;
@@ -49,7 +48,7 @@ static cudaError_t allocate_block(const tchi_cuda_state *s, cudaMemPool_t pool, 
     return pool != NULL ? cudaMallocFromPoolAsync(pointer, bytes, pool, s->stream) : cudaMalloc(pointer, bytes);
 }
 
-/* Memory that was given back but is still in use on the stream is free only after a wait. */
+/* Freed memory still in use by the stream becomes available only after a synchronization. */
 static cudaError_t allocate_after_wait(const tchi_cuda_state *s, cudaMemPool_t pool, size_t bytes, void **pointer)
 {
     cudaGetLastError();
@@ -73,8 +72,8 @@ static tch_status out_of_memory(const tchi_cuda_state *s, int64_t bytes)
                                 s->device.index, (long long)bytes, (long long)available, (long long)total);
 }
 
-/* During capture an allocation would become a node of the graph, whose memory is lost with it. A call that was made
- * once before, with the same sizes, finds its memory in the pool above and does not come here. */
+/* During capture an allocation would become a graph node, whose memory dies with the graph. A call made before with the
+ * same sizes finds its memory in src/core/pool.c and does not come here. */
 tch_status tchi_cuda_allocate(void *state, int64_t bytes, void **pointer)
 {
     const tchi_cuda_state *s = state;
@@ -93,8 +92,8 @@ tch_status tchi_cuda_allocate(void *state, int64_t bytes, void **pointer)
     return error == cudaErrorMemoryAllocation ? out_of_memory(s, bytes) : tchi_cuda_check(error, "allocating memory");
 }
 
-/* In stream order: what was queued before may still use the block. During capture only a stream outside the graph can
- * take it, and only a block that the graph does not use can come here. */
+/* In stream order: queued work may still use the block. During capture only a stream outside the graph can free it, and
+ * the graph does not use any block that comes here. */
 static void release_block(const tchi_cuda_state *s, cudaMemPool_t pool, void *pointer)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -109,13 +108,12 @@ static void release_block(const tchi_cuda_state *s, cudaMemPool_t pool, void *po
     }
 }
 
-/* Called from any thread, also outside begin and end: a tensor may outlive its context. The memory is the device's
- * again after the next wait. */
+/* May be called from any thread, also outside begin and end: a tensor may outlive its context. The device gets the
+ * memory at the next synchronization. */
 void tchi_cuda_release(void *state, void *pointer, int64_t bytes)
 {
     const tchi_cuda_state *s = state;
     cudaMemPool_t pool = NULL;
-    (void)bytes;
     if (pointer == NULL || tchi_cuda_begin(state) != TCH_OK) {
         return;
     }
@@ -129,7 +127,6 @@ tch_status tchi_cuda_memory_info(void *state, int64_t *total, int64_t *free)
 {
     size_t available = 0;
     size_t all = 0;
-    (void)state;
     TCHI_CUDA_TRY(cudaMemGetInfo(&available, &all), "cudaMemGetInfo");
     *total = (int64_t)all;
     *free = (int64_t)available;
@@ -148,8 +145,8 @@ static int is_page_locked(const void *pointer)
     return attributes.type != cudaMemoryTypeUnregistered;
 }
 
-/* A graph would read pageable memory whenever it is replayed, when the caller's buffer may be long gone; and what goes
- * to the host must be there when the call returns. */
+/* A replayed graph would read pageable memory that the caller may have freed; and copies to the host must be complete
+ * on return. */
 static tch_status check_capture(const tchi_cuda_state *s, const void *src, tch_copy_kind kind)
 {
     if (kind == TCH_COPY_DEVICE || !tchi_cuda_is_capturing(s->stream) ||
@@ -163,8 +160,8 @@ static tch_status check_capture(const tchi_cuda_state *s, const void *src, tch_c
                                       "memory");
 }
 
-/* From pageable memory CUDA returns when it has its own copy of the bytes, so the caller's buffer is free again. A copy
- * from page-locked memory is queued like all other work and reads the buffer when its turn comes. */
+/* Copies from pageable memory return after CUDA has staged the bytes, so the buffer can be reused. Copies from
+ * page-locked memory are asynchronous and read the buffer later. */
 tch_status tchi_cuda_copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind)
 {
     static const enum cudaMemcpyKind kinds[] = {cudaMemcpyDeviceToDevice, cudaMemcpyHostToDevice,
@@ -176,7 +173,7 @@ tch_status tchi_cuda_copy_bytes(void *state, void *dst, const void *src, int64_t
     if (kind == TCH_COPY_NUMBERS) {
         return tchi_cuda_store_numbers(s, dst, src, bytes / (int64_t)sizeof(double));
     }
-    TCHI_CUDA_PASS(check_capture(s, src, kind));
+    TCHI_TRY(check_capture(s, src, kind));
     TCHI_CUDA_TRY(cudaMemcpyAsync(dst, src, (size_t)bytes, kinds[kind], s->stream), "copying bytes");
     if (kind == TCH_COPY_TO_HOST) {
         TCHI_CUDA_TRY(cudaStreamSynchronize(s->stream), "waiting for a copy to the host");

@@ -1,5 +1,5 @@
-/* How fast each arithmetic is on each kind of GPU, for the choice between them. Only the ratios matter, and only
- * roughly: a kind of arithmetic is chosen where it wins by a good part, not by a tenth. */
+/* Throughput of each compute type by kind of GPU. Only ratios matter, roughly: a compute type is chosen if it wins by a
+ * wide margin. */
 #include "backends/cuda/cuda.h"
 
 typedef struct capability_rates {
@@ -7,11 +7,11 @@ typedef struct capability_rates {
     tch_product_rates rates;
 } capability_rates;
 
-/* TFLOP/s of large matrix products; ascending. Those of 9.0 were measured on an H200: float64, float32 and bfloat16
- * with cuBLAS; the split product, whose half counts for the whole, reaches 300 at 16 x 1024 and 480 at 1 x 4096, and is
- * put at less since smaller ones are slower; three products of float16 by cuBLAS make a mean of 180 over those of a
- * basis (bench/logs/cuda_basis.md). The others come from data sheets, less a tenth or more: what a product
- * reaches of the peak. GPUs for graphics have one float64 unit to 64 of float32. */
+/* TFLOP/s of large matrix products, in ascending order of capability. 9.0 was measured on an H200: float64, float32 and
+ * bfloat16 with cuBLAS; the split product, counted as a whole one, reaches 300 at 16 x 1024 and 480 at 1 x 4096 and is
+ * set lower for smaller sizes; three float16 products by cuBLAS average 180 over those of a basis
+ * (bench/logs/cuda_basis.md). The others are data-sheet peaks less a tenth or more. Graphics GPUs have one float64
+ * unit per 64 of float32. */
 static const capability_rates table[] = {
     {7, 5, {.f64 = 0.5, .f32 = 16.0, .bf16x2 = 0.0, .bf16 = 0.0}}, /* no bfloat16 */
     {8, 0, {.f64 = 19.0, .f32 = 19.0, .bf16x2 = 90.0, .bf16 = 280.0, .f16x2 = 80.0}},

@@ -1,10 +1,10 @@
-/* Recorded work: a CUDA graph for what was queued between begin and end, launched as a whole. It is captured on a
- * stream of our own, since the context's may be the default stream, which cannot be; before changing anything here read
- * what CUDA forbids during capture, to this thread and to others.
+/* Recorded work: a CUDA graph of the work queued between begin and end, launched as a whole. Captured on a separate
+ * stream, since the context's may be the default stream, which cannot be captured; before changing anything read what
+ * CUDA forbids during capture, to this thread and to others.
  *
- * A graph is launched by one call, and a profiler that listens to ranges sees it in the range of that call. So where
- * one does, there is a graph for each phase: the work is cut where a range begins or ends, and a replay opens and
- * closes the same ranges around the launches. The same kernels run in the same order. */
+ * A graph is launched by one call, which a profiler sees in the range of that call. With a profiler there is therefore
+ * a graph per phase: the capture is split where a range begins or ends, and a replay opens and closes the same ranges
+ * around the launches. The same kernels run in the same order. */
 #include "backends/cuda/cuda.h"
 
 #include <stdalign.h>
@@ -20,7 +20,7 @@ static int is_set(const char *variable, const char *value)
     return text != NULL && strcmp(text, value) == 0;
 }
 
-/* A graph cannot synchronize after each kernel. */
+/* TORCHIUM_DEBUG_SYNC disables recording: a graph cannot synchronize after each kernel. */
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder)
 {
     const char *variable = "TORCHIUM_CUDA_RECORD";
@@ -68,7 +68,7 @@ static bool make_room(tchi_cuda_recorded *recorded)
     return true;
 }
 
-/* False where there is no memory for it, and nothing will come of the recording. */
+/* False if out of memory, which spoils the recording. */
 static bool add_part(tchi_cuda_recorded *recorded, part p)
 {
     if (recorded == NULL || (recorded->count == recorded->room && !make_room(recorded))) {
@@ -106,8 +106,8 @@ static void destroy_recorded(tchi_cuda_recorded *recorded)
 
 /* --- recording --------------------------------------------------------------------------------------------------- */
 
-/* While another thread captures, CUDA refuses calls that might disturb it, and may end its capture for them. None of
- * ours touches another stream, so we ask for none of that. Called again with the same variable it is undone. */
+/* While another thread captures, CUDA refuses calls that might interfere and may invalidate its capture. Ours touch no
+ * other stream, so relaxed mode is safe. A second call with the same variable restores the mode. */
 static void exchange_mode(enum cudaStreamCaptureMode *mode)
 {
     cudaThreadExchangeStreamCaptureMode(mode);
@@ -116,22 +116,19 @@ static void exchange_mode(enum cudaStreamCaptureMode *mode)
 static cudaError_t open_stream(cudaStream_t *stream)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    if (*stream != NULL) {
-        return cudaSuccess;
-    }
     exchange_mode(&mode);
-    cudaError_t error = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+    cudaError_t error = tchi_cuda_ensure_stream(stream);
     exchange_mode(&mode);
     return error;
 }
 
-/* Relaxed, so that a library which loads a kernel only now does not end the capture. */
+/* Relaxed, so that lazy loading of a kernel does not invalidate the capture. */
 static cudaError_t begin_capture(cudaStream_t stream)
 {
     return cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed);
 }
 
-/* NULL where the capture was ended by something else; the error is forgotten. */
+/* NULL if the capture was invalidated; the error is cleared. */
 static cudaGraph_t end_capture(cudaStream_t stream)
 {
     cudaGraph_t graph = NULL;
@@ -164,7 +161,7 @@ static tch_status begin_recording(tchi_cuda_state *s)
 
 /* --- phases ------------------------------------------------------------------------------------------------------ */
 
-/* What has been captured on a stream becomes a part. */
+/* Ends the capture on a stream and adds it as a part. */
 static void keep_capture(tchi_cuda_recorder *recorder, cudaStream_t stream)
 {
     cudaGraph_t graph = end_capture(stream);
@@ -175,8 +172,8 @@ static void keep_capture(tchi_cuda_recorder *recorder, cudaStream_t stream)
     }
 }
 
-/* The capture goes on on the other stream: it begins there before it ends here, so that at no time work is done instead
- * of being kept. Where it cannot begin, it stays, and two phases are one. */
+/* Continues the capture on the other stream: it begins there before it ends here, so that work is never executed
+ * instead of captured. If it cannot begin the two phases stay one. */
 static void cut_capture(tchi_cuda_state *s)
 {
     tchi_cuda_recorder *recorder = &s->recorder;
@@ -207,7 +204,7 @@ void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name)
 
 /* --- the end ----------------------------------------------------------------------------------------------------- */
 
-/* False where CUDA cannot; the error is forgotten. Between two ranges there is nothing, often. */
+/* False if CUDA fails; the error is cleared. Parts between two ranges are often empty. */
 static bool make_executable(part *p, int64_t *nodes)
 {
     size_t here = 0;
@@ -236,7 +233,7 @@ static bool make_executables(tchi_cuda_recorded *recorded, int64_t *nodes)
     return made;
 }
 
-/* Work must not stay on the stream of recordings, whatever else went wrong: that alone is an error. */
+/* Always restores the context's stream: failing to is the only error. */
 static tch_status end_recording(tchi_cuda_state *s, void **recording, int64_t *kernels)
 {
     tchi_cuda_recorder *recorder = &s->recorder;
@@ -253,7 +250,7 @@ static tch_status end_recording(tchi_cuda_state *s, void **recording, int64_t *k
     return status;
 }
 
-/* Where capture cannot begin, all is as it was and the work is not called. */
+/* If capture cannot begin, nothing changes and `work` is not called. */
 tch_status tchi_cuda_recording_record(void *state, tch_status (*work)(void *argument), void *argument, void **recording,
                                       int64_t *kernels)
 {
@@ -272,7 +269,7 @@ tch_status tchi_cuda_recording_record(void *state, tch_status (*work)(void *argu
 
 /* --- replaying --------------------------------------------------------------------------------------------------- */
 
-/* Ranges are closed also after a launch that has failed. */
+/* Ranges are closed even after a failed launch. */
 tch_status tchi_cuda_recording_replay(void *state, void *recording, int32_t *begun)
 {
     const tchi_cuda_state *s = state;
@@ -292,11 +289,10 @@ tch_status tchi_cuda_recording_replay(void *state, void *recording, int32_t *beg
     return status;
 }
 
-/* What the caller captures is to hold the work itself: he may replay it when our graphs are gone.
+/* A caller's own capture must contain the work itself: it may outlive our graphs.
  *
- * CUDA does not tell the bytes: it counts only what a graph allocates, and ours allocate nothing. The graphs of a step
- * of SOAP on GPT-2, 1448 kernels, took 2 to 4 MiB of an H200: the larger of the two, in the steps by which the driver
- * takes it. */
+ * CUDA reports only memory that a graph allocates, and ours allocate none. The graphs of a step of SOAP on GPT-2, 1448
+ * kernels, took 2 to 4 MiB of an H200: the larger value, in the driver's granularity. */
 #define KERNEL_BYTES 2896
 #define DRIVER_STEP ((int64_t)2 << 20)
 
@@ -308,7 +304,7 @@ int64_t tchi_cuda_recording_bytes(void *state, int64_t kernels)
                : -1;
 }
 
-/* CUDA keeps a graph that is still running until it is done. */
+/* CUDA keeps a running graph alive. */
 void tchi_cuda_recording_release(void *state, void *recording)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -324,10 +320,6 @@ void tchi_cuda_recording_release(void *state, void *recording)
 
 void tchi_cuda_recorder_destroy(tchi_cuda_recorder *recorder)
 {
-    if (recorder->stream != NULL) {
-        cudaStreamDestroy(recorder->stream);
-    }
-    if (recorder->other != NULL) {
-        cudaStreamDestroy(recorder->other);
-    }
+    tchi_cuda_drop_stream(recorder->stream);
+    tchi_cuda_drop_stream(recorder->other);
 }

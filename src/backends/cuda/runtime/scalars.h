@@ -1,5 +1,4 @@
-/* Element types for the host side of the module: their size, and their name in CUDA's libraries. Kernels use
- * elements.cuh. */
+/* Sizes of element types and their names in CUDA's libraries, for the host side. Kernels use elements.cuh. */
 #ifndef TCHI_CUDA_SCALARS_H
 #define TCHI_CUDA_SCALARS_H
 

@@ -1,16 +1,13 @@
-/* The state of a context: its stream, its cuBLAS handle with a workspace of its own, and whose device is current. A
- * change of streams is ordered: what the new stream gets runs after all that the old one was given, so that memory may
- * pass from one to the other without a wait of the host. */
+/* The state of a context: its stream, its cuBLAS handle and workspace, and the current device. A change of streams is
+ * ordered: the new stream waits for the old one, so that memory may pass from one to the other without host
+ * synchronization. */
 #include "backends/cuda/cuda.h"
-
-#include <stdalign.h>
-#include <stddef.h>
-#include <string.h>
+#include "backends/host_memory.h"
 
 /* --- the current device ------------------------------------------------------------------------------------------ */
 
-/* The current device belongs to the thread, and a library that changes it would surprise its caller: each call notes
- * the device it found and leaves it as it was. Calls nest, a few levels at most. */
+/* The current device is per thread, and a library must not change it: each call saves and restores it. Calls nest a few
+ * levels. */
 enum { MAX_NESTING = 16 };
 static _Thread_local struct {
     int depth;
@@ -41,7 +38,7 @@ static tch_status enter_device(const tchi_cuda_state *s)
 tch_status tchi_cuda_begin(void *state)
 {
     const tchi_cuda_state *s = state;
-    TCHI_CUDA_PASS(tchi_cuda_check_device(s->device.index));
+    TCHI_TRY(tchi_cuda_check_device(s->device.index));
     return enter_device(s);
 }
 
@@ -56,13 +53,38 @@ void tchi_cuda_end(void *state)
 
 /* --- streams ----------------------------------------------------------------------------------------------------- */
 
-/* NVIDIA's advice for the workspace of cuBLAS: 32 MiB on Hopper and newer, less before. */
+cudaError_t tchi_cuda_ensure_stream(cudaStream_t *stream)
+{
+    return *stream != NULL ? cudaSuccess : cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+}
+
+cudaError_t tchi_cuda_ensure_event(cudaEvent_t *event)
+{
+    return *event != NULL ? cudaSuccess : cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+}
+
+void tchi_cuda_drop_stream(cudaStream_t stream)
+{
+    if (stream != NULL) {
+        (void)cudaStreamSynchronize(stream);
+        (void)cudaStreamDestroy(stream);
+    }
+}
+
+void tchi_cuda_drop_event(cudaEvent_t event)
+{
+    if (event != NULL) {
+        (void)cudaEventDestroy(event);
+    }
+}
+
+/* cuBLAS workspace as recommended by NVIDIA: 32 MiB on Hopper and newer, less before. */
 int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *s)
 {
     return (int64_t)(s->device.major >= 9 ? 32 : 8) << 20;
 }
 
-/* cuBLAS and cuSOLVER follow. cublasSetStream also forgets the workspace, so it is given again. */
+/* Includes cuBLAS and cuSOLVER. cublasSetStream also resets the workspace. */
 tch_status tchi_cuda_use_stream(tchi_cuda_state *s, cudaStream_t stream)
 {
     const tchi_cublas *blas = tchi_cublas_open(NULL);
@@ -76,7 +98,7 @@ tch_status tchi_cuda_use_stream(tchi_cuda_state *s, cudaStream_t stream)
     return TCH_OK;
 }
 
-/* A stream under capture may not even be asked for its device: that would end the capture. */
+/* Not checked for a capturing stream: querying its device would invalidate the capture. */
 static tch_status check_owner(const tchi_cuda_state *s, cudaStream_t stream)
 {
     int device = 0;
@@ -94,15 +116,15 @@ static tch_status check_owner(const tchi_cuda_state *s, cudaStream_t stream)
     return TCH_OK;
 }
 
-/* `next` waits for what `before` was given. A stream under capture cannot wait for one that is not: who captures has
- * waited for earlier work, as capturing demands. */
+/* `next` waits for `before`. A capturing stream cannot wait for another: the caller has synchronized earlier work, as
+ * capture requires. */
 static tch_status order_streams(cudaStream_t before, cudaStream_t next)
 {
     cudaEvent_t event = NULL;
     if (tchi_cuda_is_capturing(before) || tchi_cuda_is_capturing(next)) {
         return TCH_OK;
     }
-    TCHI_CUDA_TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    TCHI_CUDA_TRY(tchi_cuda_ensure_event(&event), "cudaEventCreate");
     cudaError_t error = cudaEventRecord(event, before);
     if (error == cudaSuccess) {
         error = cudaStreamWaitEvent(next, event, 0);
@@ -119,8 +141,8 @@ tch_status tchi_cuda_stream(void *state, int32_t set, void **stream)
         *stream = s->stream;
         return TCH_OK;
     }
-    TCHI_CUDA_PASS(check_owner(s, next));
-    TCHI_CUDA_PASS(order_streams(s->stream, next));
+    TCHI_TRY(check_owner(s, next));
+    TCHI_TRY(order_streams(s->stream, next));
     return tchi_cuda_use_stream(s, next);
 }
 
@@ -133,10 +155,10 @@ static tch_status wait_for_stream(const tchi_cuda_state *s)
     return tchi_cuda_check(cudaStreamSynchronize(s->stream), "waiting for the stream");
 }
 
-/* Also called outside begin and end, when a context is destroyed. */
+/* Also called outside begin and end, on destruction. */
 tch_status tchi_cuda_synchronize(void *state)
 {
-    TCHI_CUDA_PASS(tchi_cuda_begin(state));
+    TCHI_TRY(tchi_cuda_begin(state));
     tch_status status = wait_for_stream(state);
     tchi_cuda_end(state);
     return status;
@@ -144,7 +166,7 @@ tch_status tchi_cuda_synchronize(void *state)
 
 /* --- creation and destruction ------------------------------------------------------------------------------------ */
 
-/* Products are never rounded to TF32, and sums of bfloat16 products are kept in float32 to their end. */
+/* Products are never rounded to TF32, and bfloat16 products accumulate in float32 throughout. */
 static tch_status open_device(tchi_cuda_state *s)
 {
     TCHI_CUDA_TRY(cudaStreamCreate(&s->local), "cudaStreamCreate");
@@ -154,7 +176,7 @@ static tch_status open_device(tchi_cuda_state *s)
     if (blas == NULL) {
         return tchi_cuda_host->fail(TCH_ERR_UNAVAILABLE, "%s", why);
     }
-    TCHI_CUDA_PASS(tchi_cuda_allocate(s, tchi_cuda_workspace_bytes(s), &s->blas_workspace));
+    TCHI_TRY(tchi_cuda_allocate(s, tchi_cuda_workspace_bytes(s), &s->blas_workspace));
     TCHI_CUBLAS_TRY(blas->create(&s->blas), "cublasCreate");
     TCHI_CUBLAS_TRY(blas->set_math_mode(s->blas, TCHI_CUBLAS_MATH_FULL_REDUCTIONS), "cublasSetMathMode");
     return tchi_cuda_use_stream(s, s->local);
@@ -162,11 +184,8 @@ static tch_status open_device(tchi_cuda_state *s)
 
 tch_status tchi_cuda_state_create(int32_t index, void **state)
 {
-    tchi_cuda_state *s = tchi_cuda_host->allocate(sizeof *s, alignof(max_align_t));
-    if (s == NULL) {
-        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a context", sizeof *s);
-    }
-    memset(s, 0, sizeof *s);
+    tchi_cuda_state *s;
+    TCHI_TRY(tchi_backend_take(tchi_cuda_host, sizeof *s, "a context", &s));
     tchi_cuda_recorder_init(&s->recorder);
     tch_status status = tchi_cuda_device_read(index, &s->device);
     if (status == TCH_OK) {
@@ -199,18 +218,13 @@ static void close_device(tchi_cuda_state *s)
         tchi_cublas_open(NULL)->destroy(s->blas);
     }
     tchi_cuda_release(s, s->blas_workspace, tchi_cuda_workspace_bytes(s));
-    cudaStreamSynchronize(s->local);
-    cudaStreamDestroy(s->local);
-    if (s->side != NULL) {
-        cudaStreamDestroy(s->side);
-    }
-    if (s->forked != NULL) {
-        cudaEventDestroy(s->forked);
-    }
+    tchi_cuda_drop_stream(s->local);
+    tchi_cuda_drop_stream(s->side);
+    tchi_cuda_drop_event(s->forked);
     cudaGetLastError();
 }
 
-/* Nothing may fail here: after a lost GPU, what CUDA will not take back is left to it. */
+/* Must not fail: after a fault CUDA may refuse to release resources. */
 void tchi_cuda_state_destroy(void *state)
 {
     tchi_cuda_state *s = state;

@@ -1,6 +1,6 @@
-/* im2col: the patches of a convolution's input that its outputs see, a row for each output position. A thread keeps its
- * columns, which are offsets into the kernel's window, and walks down the rows by counting: what would otherwise be
- * divisions for every element are a few for every thread.
+/* im2col: a row of input patches per output position of a convolution. A thread keeps its columns, which are offsets
+ * into the kernel's window, and steps down the rows by counting, which replaces divisions per element by a few per
+ * thread.
  *
  *     for (y = 0; y < outputs; y++) {                         // im2col, of one dimension; there are up to three
  *         for (c = 0; c < channels; c++) {
@@ -10,14 +10,14 @@
  *             }
  *         }
  *     }
- */
+ * */
 #include "backends/cuda/device/elements.cuh"
 
 #define THREADS 256
 #define ROWS 16 /* that a thread walks down */
 #define WIDE 4  /* columns of a thread */
 
-/* tch_patches as kernels take it, with the input's elements as bits. */
+/* tch_patches for kernels, with elements as bits. */
 typedef struct patch_call {
     const void *data;
     char *out;
@@ -30,7 +30,7 @@ typedef struct patch_call {
     int32_t wide; /* rows of out take four elements at once */
 } patch_call;
 
-/* A column: where the channel begins, and how far into the window it looks along each dimension. */
+/* A column: offset of its channel, and of its tap in each dimension. */
 typedef struct patch_column {
     int64_t channel;
     int32_t offset[3];
@@ -49,7 +49,7 @@ static __device__ inline patch_column column_at(const patch_call &c, int64_t col
     return at;
 }
 
-/* The coordinate that stands for x, which may lie outside; -1 for a zero. */
+/* The padded coordinate of x; -1 for a zero. */
 static __device__ inline int32_t pad_position(int32_t x, int32_t size, tch_padding padding)
 {
     if (x >= 0 && x < size) {
@@ -134,9 +134,8 @@ static __device__ inline void store_row(const patch_call &c, bits *to, int count
     }
 }
 
-/* input (samples, groups channels, size), out (rows, cols) for each sample and group. Moves: the input once, if its
- * neighborhood stays at the cache, and an element out for each of out. Does: no arithmetic but addresses.
- * Grid: columns, rows, matrices. */
+/* input (samples, groups channels, size), out (rows, cols) per sample and group. Memory: the input once, if its
+ * neighborhood stays in cache, and out once. Compute: addresses only. Grid: columns, rows, matrices. */
 template <typename bits>
 static __global__ void __launch_bounds__(THREADS) im2col_kernel(const __grid_constant__ patch_call c)
 {
@@ -211,7 +210,7 @@ tch_status tchi_cuda_im2col(void *state, const tch_patches *patches, const tch_m
 {
     patch_call c = call_of(patches, out);
     for (int d = 0; d < 3; d++) {
-        /* coordinates inside the kernel have 32 bits; what an output sees ends `reach` behind the input's beginning */
+        /* kernel coordinates have 32 bits; an output's window ends `reach` after the input's start */
         const int64_t most = 1 << 30;
         double reach = (double)patches->outputs[d] * (double)patches->stride[d] +
                        (double)patches->kernel[d] * (double)patches->dilation[d];

@@ -12,19 +12,18 @@
  *             bias[j] += scale * g[s][j];
  *         }
  *     }
- */
+ * */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "position_sums.cuh"
 
 #define THREADS 256
 #define WARP_ROW 4096 /* elements of a row that a warp takes; longer ones have a block */
-#define AT_ONCE 4     /* vec4s under way in a thread */
+#define AT_ONCE 4     /* vec4s in flight in a thread */
 
 template <typename real> struct row_stats {
     real mean, scale; /* x^ = (x - mean) scale */
 };
 
-/* Rows of `length` elements, one after the other. */
 typedef struct stats_call {
     tchi_cuda_operand x; /* a single matrix: rows by length */
     int64_t rows, length;
@@ -34,7 +33,7 @@ typedef struct stats_call {
 
 /* --- statistics -------------------------------------------------------------------------------------------------- */
 
-/* The sum of (x - mean)^power over a row, power 1 or 2, by `threads` threads of which this is `thread`. */
+/* The sum of (x - mean)^power over a row, power 1 or 2; `thread` of `threads`. */
 template <typename real, int power>
 static __device__ inline double sum_of_row(const stats_call &c, int64_t row, real mean, int thread, int threads)
 {
@@ -59,7 +58,7 @@ static __device__ inline double sum_of_row(const stats_call &c, int64_t row, rea
     return sum;
 }
 
-/* Over a warp, or over the block where `shared` is given. */
+/* Over the block, or over a warp if `shared` is NULL. */
 static __device__ inline double sum_over(double value, int thread, double *shared)
 {
     return shared != NULL ? tchi_cuda_block_sum(value, thread, THREADS, shared) : tchi_cuda_warp_sum(value);
@@ -77,8 +76,8 @@ static __device__ inline row_stats<real> stats_of_row(const stats_call &c, int64
     return {(real)mean, (real)(1.0 / sqrt(squares / (double)c.length + c.eps))};
 }
 
-/* x (rows, length). Moves: x once, the second look at a row being at the cache. Does: four operations an element. A
- * warp or a block for each row. */
+/* x (rows, length). Memory: x once, the second pass over a row from cache. Compute: four operations per element. A warp
+ * or a block per row. */
 template <typename real, bool by_warps>
 static __global__ void __launch_bounds__(THREADS)
     row_stats_kernel(const __grid_constant__ stats_call c, row_stats<real> *stats)
@@ -163,7 +162,7 @@ static __device__ inline channel_sums sums_of_channel(const channel_call &c, int
     return sums;
 }
 
-/* x, g (rows, positions), a row being a channel of a sample. Moves: both once. Does: four operations an element. A
+/* x, g (rows, positions), a row being a channel of a sample. Memory: both once. Compute: four operations per element. A
  * block for each channel. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
@@ -204,7 +203,7 @@ static tch_status group_norm_sums(const tchi_cuda_state *state, const tch_normal
     const int64_t channels = layer->samples * layer->features, groups = layer->samples * layer->groups;
     const int64_t length = layer->features / layer->groups * layer->positions;
     stats_call statistics = {rows_of(layer->x, layer->type, groups, length, 1), groups, length, 1, layer->eps};
-    TCHI_CUDA_PASS(run_stats<real>(state, statistics, stats));
+    TCHI_TRY(run_stats<real>(state, statistics, stats));
     channel_call c = {rows_of(layer->x, layer->type, channels, layer->positions, 1),
                       rows_of(layer->g, layer->type, channels, layer->positions, 1),
                       channels,
@@ -225,7 +224,7 @@ static tch_status feature_norm_sums(const tchi_cuda_state *state, const tch_norm
     const int64_t rows = layer->samples * layer->positions;
     stats_call statistics = {rows_of(layer->x, layer->type, rows, layer->features, 1), rows, layer->features,
                              layer->kind != TCH_LAYER_RMS_NORM, layer->eps};
-    TCHI_CUDA_PASS(run_stats<real>(state, statistics, stats));
+    TCHI_TRY(run_stats<real>(state, statistics, stats));
     normalized_terms<real> terms = {rows_of(layer->x, layer->type, layer->positions, layer->features, layer->samples),
                                     rows_of(layer->g, layer->type, layer->positions, layer->features, layer->samples),
                                     stats, layer->positions};
@@ -242,7 +241,7 @@ static tch_status norm_sums(const tchi_cuda_state *state, const tch_normalized *
                                                : feature_norm_sums(state, layer, target, stats);
 }
 
-/* Groups are not known here: at most as many as channels. */
+/* The number of groups is unknown here; at most the channels. */
 int64_t tchi_cuda_normalized_scratch(tch_scalar type, int64_t positions, int64_t features, int64_t samples)
 {
     int64_t each = type == TCH_SCALAR_F64 ? sizeof(row_stats<double>) : sizeof(row_stats<float>);

@@ -1,19 +1,18 @@
-/* Sums over the positions of each sample, column by column. The positions are cut into chunks by their number alone, a
- * block of threads sums a chunk, its threads four columns each, and a second kernel adds the chunks up in their order:
- * the bits depend neither on the batch nor on chance. What is summed is up to `terms`, a struct with
+/* Sums over the positions of each sample, column by column. Positions are divided into chunks by their number alone; a
+ * block sums a chunk, four columns per thread, and a second kernel adds the chunks in order: results are deterministic
+ * and independent of the batch. The summands come from `terms`, a struct with
  *
  *     static const int outputs;
  *     void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_vec4<real> *values) const;
  *
- * which gives the terms of position i of sample b in columns j to j + count for each of its outputs, and zeros
- * beyond. */
+ * which loads the terms of position i of sample b in columns j to j + count for each of its outputs, zeros beyond. */
 #ifndef TCHI_CUDA_POSITION_SUMS_CUH
 #define TCHI_CUDA_POSITION_SUMS_CUH
 
 #include "backends/cuda/device/elements.cuh"
 
 #define TCHI_CUDA_SUM_THREADS 256
-#define TCHI_CUDA_SUM_AT_ONCE 8     /* vec4s that a thread has under way */
+#define TCHI_CUDA_SUM_AT_ONCE 8     /* vec4s that a thread has in flight */
 #define TCHI_CUDA_SUM_POSITIONS 128 /* of a chunk, at least */
 #define TCHI_CUDA_SUM_CHUNKS 256    /* of a sample, at most */
 
@@ -30,14 +29,14 @@ static inline tchi_cuda_sum_extent tchi_cuda_sum_extent_of(int64_t batch, int64_
     return {batch, rows, cols, chunk, chunks};
 }
 
-/* Where the sums of the chunks wait; nothing where there is one chunk. */
+/* Scratch for the sums of chunks; none if there is one chunk. */
 static inline int64_t tchi_cuda_sum_scratch(int64_t batch, int64_t rows, int64_t cols, int64_t outputs)
 {
     tchi_cuda_sum_extent e = tchi_cuda_sum_extent_of(batch, rows, cols);
     return e.chunks > 1 ? batch * e.chunks * cols * outputs * (int64_t)sizeof(double) : 0;
 }
 
-/* Row b of each output becomes beta times itself + scale times a sum. One without data is not wanted. */
+/* Row b of each output = beta times itself + scale times a sum. Outputs without data are skipped. */
 template <int outputs> struct tchi_cuda_sum_target {
     tchi_cuda_operand out[outputs];
     double scale, beta;
@@ -76,7 +75,7 @@ static __device__ inline void tchi_cuda_sum_positions(const terms &from, int64_t
     }
 }
 
-/* Adds up what the rows of a block of threads have; the first row gets it. */
+/* Sums over the rows of a block of threads; the first row gets the result. */
 static __device__ inline void tchi_cuda_add_rows(double (*shared)[4])
 {
     int thread = (int)(threadIdx.y * blockDim.x + threadIdx.x);
@@ -90,7 +89,7 @@ static __device__ inline void tchi_cuda_add_rows(double (*shared)[4])
     }
 }
 
-/* Moves: what `terms` loads, once. Does: a sum for each term. Grid: columns, chunks, samples. */
+/* Memory: what `terms` loads, once. Compute: a sum per term. Grid: columns, chunks, samples. */
 template <typename real, typename terms>
 static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS, sizeof(real) == sizeof(double) ? 2 : 3)
     position_sums_kernel(const __grid_constant__ terms from, tchi_cuda_sum_extent e,
@@ -158,8 +157,7 @@ static tch_status tchi_cuda_run_sums(const tchi_cuda_state *state, const tchi_cu
         tchi_cuda_block_for(tchi_cuda_ceil_div(e.cols, 4), e.chunk < e.rows ? e.chunk : e.rows, TCHI_CUDA_SUM_THREADS);
     dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4)), (unsigned)e.chunks,
               tchi_cuda_grid_yz(e.batch));
-    TCHI_CUDA_PASS(
-        tchi_cuda_launch(state, name, position_sums_kernel<real, terms>, grid, block, from, e, target, partial));
+    TCHI_TRY(tchi_cuda_launch(state, name, position_sums_kernel<real, terms>, grid, block, from, e, target, partial));
     if (e.chunks == 1) {
         return TCH_OK;
     }

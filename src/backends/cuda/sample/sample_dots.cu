@@ -1,6 +1,6 @@
-/* Inner products: of the blocks of two matrices, and of the pairs of two batches. Both are sums in float64 over chunks
- * that are cut by sizes alone; a block of threads, or a few lanes where there is little to sum, takes a chunk, and a
- * second kernel adds the chunks up in their order.
+/* Inner products of the blocks of two matrices, and of the pairs of two batches. Both are float64 sums over chunks
+ * determined by sizes alone; a block of threads, or a few lanes for short sums, handles a chunk, and a second kernel
+ * adds the chunks in order.
  *
  *     for (i = 0; i < down; i++) {                            // block_dots: blocks of height by width
  *         for (j = 0; j < across; j++) {
@@ -11,14 +11,14 @@
  *     for (b = 0; b < batch; b++) {                           // pair_dots
  *         out[b / groups] += scale * sum over i and j of x[b][i][j] * y[b][i][j];
  *     }
- */
+ * */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "position_sums.cuh"
 
 #define THREADS 256
 #define CHUNK 16384 /* elements of a chunk, about: 64 for each thread */
 #define FEW 1024    /* elements of a block that lanes of one warp sum */
-#define HELD 2      /* vec4s of each operand under way in a thread */
+#define HELD 2      /* vec4s of each operand in flight in a thread */
 
 /* Rows of a chunk of a matrix. */
 static int64_t chunk_rows(int64_t rows, int64_t cols)
@@ -28,7 +28,7 @@ static int64_t chunk_rows(int64_t rows, int64_t cols)
     return rows_of_chunk < rows ? rows_of_chunk : rows;
 }
 
-/* A part of a matrix as an operand of its own, of which (0, 0) is (i, j) of matrix b. */
+/* The part of matrix b from (i, j) on as an operand. */
 static __device__ inline tchi_cuda_operand part_of(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j)
 {
     return {tchi_cuda_at(m, b, i, j), m.type, m.wide && j % 4 == 0, m.ld, m.stride};
@@ -55,7 +55,7 @@ static __device__ inline double dot_of_parts(const tchi_cuda_operand &x, const t
     return tchi_cuda_block_sum(sum, tchi_cuda_thread_number(), (int)(blockDim.x * blockDim.y), shared);
 }
 
-/* A block of threads for so many elements, of whole warps. */
+/* Block size for a part, in whole warps. */
 static dim3 threads_for(int64_t rows, int64_t cols)
 {
     int64_t threads = THREADS;
@@ -80,7 +80,7 @@ static __device__ inline void put_block(const block_call &c, int64_t block, doub
     tchi_cuda_put_sum(c.target, 0, block / c.across, block % c.across, sum);
 }
 
-/* The sum over a small block by `lanes` neighbors in a warp, a power of two, of which this is `lane`. */
+/* The sum over a small block by `lanes` adjacent lanes, a power of two; this is `lane`. */
 template <typename real>
 static __device__ inline double dot_by_lanes(const block_call &c, int64_t block, int lane, int lanes)
 {
@@ -105,7 +105,7 @@ static __device__ inline double dot_by_lanes(const block_call &c, int64_t block,
     return sum;
 }
 
-/* x, y (down height, across width), out (down, across). Moves: x and y once. Does: a product and a sum an element.
+/* x, y (down height, across width), out (down, across). Memory: x and y once. Compute: a product and a sum per element.
  * Neighboring groups of lanes have neighboring blocks. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
@@ -128,8 +128,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* The same with a block of threads for each chunk of a block. Blocks are those of two matrices or, with `pairs`, whole
- * matrices of two batches; sums go to `sums`, or to `partial` where it is given. */
+/* The same with a block of threads per chunk of a block. Blocks are those of two matrices or, with `pairs`, whole
+ * matrices of two batches; sums go to `partial` if given, else to `sums`. */
 template <typename real, bool pairs>
 static __global__ void __launch_bounds__(THREADS, 3)
     block_dots_kernel(const __grid_constant__ block_call c, double *partial, double *sums)
@@ -174,8 +174,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Chunks are halves of CHUNK at least where a block has more than one; counting a last one that is shorter, there are
- * at most four for each CHUNK elements. */
+/* With several chunks per block each has at least CHUNK / 2 elements; including a shorter last one there are at most
+ * four per CHUNK elements. */
 int64_t tchi_cuda_block_dots_scratch(int64_t rows, int64_t cols)
 {
     return (rows * cols / (CHUNK / 4) + 1) * (int64_t)sizeof(double);
@@ -193,9 +193,8 @@ static tch_status run_blocks(const tchi_cuda_state *state, const block_call &c, 
         return tchi_cuda_launch(state, "small_block_dots", small_block_dots_kernel<real>,
                                 tchi_cuda_grid(tchi_cuda_ceil_div(total * lanes, THREADS)), THREADS, c, lanes);
     }
-    TCHI_CUDA_PASS(tchi_cuda_launch(state, "block_dots", block_dots_kernel<real, false>,
-                                    tchi_cuda_grid(total * c.chunks), threads_for(c.chunk, c.width), c,
-                                    c.chunks > 1 ? partial : NULL, NULL));
+    TCHI_TRY(tchi_cuda_launch(state, "block_dots", block_dots_kernel<real, false>, tchi_cuda_grid(total * c.chunks),
+                              threads_for(c.chunk, c.width), c, c.chunks > 1 ? partial : NULL, NULL));
     return c.chunks == 1
                ? TCH_OK
                : tchi_cuda_launch(state, "add_block_chunks", add_block_chunks_kernel,
@@ -247,8 +246,8 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
                     chunks};
     auto kernel = x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64 ? block_dots_kernel<double, true>
                                                                          : block_dots_kernel<float, true>;
-    TCHI_CUDA_PASS(tchi_cuda_launch(s, "pair_dots", kernel, tchi_cuda_grid(x->batch * chunks),
-                                    threads_for(height, x->cols), c, partial, out));
+    TCHI_TRY(tchi_cuda_launch(s, "pair_dots", kernel, tchi_cuda_grid(x->batch * chunks), threads_for(height, x->cols),
+                              c, partial, out));
     return partial == NULL ? TCH_OK
                            : tchi_cuda_add_partials(s, x->batch / groups, groups * chunks, partial, scale, out);
 }

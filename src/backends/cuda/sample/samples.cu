@@ -1,12 +1,12 @@
-/* Samples as wholes: sums over the positions of each, weights that clip their gradients, and batches multiplied by
- * such weights. The one rule to keep: a sample of weight 0 gives zeros, whatever it holds.
+/* Per-sample operations: sums over positions, clipping weights, and weighted batches. A sample of weight 0 gives zeros,
+ * whatever it contains.
  *
  *     for (b = 0; b < batch; b++) {
  *         out[b][j] = beta * out[b][j] + scale * sum over positions i of x[b][i][j];              // sample_sums
  *         weights[b] = isfinite(squares[b]) ? min(1, most / (sqrt(squares[b]) + 1e-6)) : 0;       // clip_weights, NORM
  *         out[b][i][j] = weights[b / groups] == 0 ? 0 : weights[b / groups] * x[b][i][j];         // weigh_samples
  *     }
- */
+ * */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "backends/rules.h"
 #include "position_sums.cuh"
@@ -25,8 +25,7 @@ template <typename real> struct plain_terms {
     }
 };
 
-/* The same of a known type in whole aligned vec4s: without a question before them, loads do not wait for one
- * another. */
+/* The same for a type known at compile time in aligned vec4s: without branches, loads overlap. */
 template <tch_scalar type> struct aligned_terms {
     static const int outputs = 1;
     tchi_cuda_operand x;
@@ -118,7 +117,7 @@ tch_status tchi_cuda_clip_weights(void *state, tch_clip_rule rule, int64_t count
                             most, weights);
 }
 
-/* In float64: a weight may be below what float32 holds. */
+/* In float64: a weight may be below float32's range. */
 template <typename real> struct weigh_samples {
     tchi_cuda_operand x;
     int64_t groups;

@@ -1,18 +1,17 @@
-/* Dot products of rows, rows split into two float16, orders, and matrices put into an order, for tracking an
- * eigenbasis. Sums are taken in float64 and in an order that depends on the shape alone.
+/* Eigenbasis tracking: dot products of rows, rows split into two float16, sorting and permutation. Sums are in float64
+ * in an order that depends on the shape alone.
  *
  *     w[i] = pow(sum over j of x[i][j] * y[i][j], exponent);              // row_dots
  *     x[i] /= |x[i]|;                                                     // split_rows, if rows are to be normalized
  *     high[i][j] = half(x[i][j] * scale);  low[i][j] = half(x[i][j] * scale - high[i][j]);
  *     order[number of k with w[k] > w[i], or w[k] == w[i] and k < i] = i; // descending
  *     out[i][j] = x[rows[i]][cols[j]];                                    // permute
- */
+ * */
 #include "backends/cuda/device/batch_walk.cuh"
 
 #define WARP 32
 
-/* Blocks of 256 threads that must fit on a multiprocessor: asked for no more, the compiler does not spill for a
- * fourth. */
+/* Blocks of 256 threads per multiprocessor: with four the compiler would spill. */
 #define BLOCKS 3
 
 /* --- dot products of rows ---------------------------------------------------------------------------------------- */
@@ -38,8 +37,8 @@ static __device__ double dot_row(const tchi_cuda_extent &e, const tchi_cuda_oper
     return tchi_cuda_warp_sum(sum);
 }
 
-/* w(i) = (sum over j of X(i, j) Y(i, j))^exponent, X and Y (batch, rows, cols), w (batch, 1, rows); a warp to a row.
- * Bytes that must move: those of X and Y, once. Operations that must be done: two to an element. */
+/* w(i) = (sum over j of X(i, j) Y(i, j))^exponent, X and Y (batch, rows, cols), w (batch, 1, rows); a warp per row.
+ * Memory: X and Y once. Compute: two operations per element. */
 template <typename real>
 static __global__ void __launch_bounds__(DOTS_WARPS *WARP, BLOCKS)
     row_dots_kernel(tchi_cuda_extent e, tchi_cuda_operand x, tchi_cuda_operand y, double exponent, tchi_cuda_operand w)
@@ -72,14 +71,14 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
 #define HELD 4            /* vectors that a thread keeps in registers, of a row or of as many rows */
 #define SPLIT_BLOCKS 5    /* on a multiprocessor: enough of them are at their loads while others meet for a sum */
 
-/* Where X comes from and what it is split into. Kernels get it in parts: as one struct it took 20 registers more. */
+/* Source and outputs of a split. Kernel parameters are separate: as one struct they took 20 more registers. */
 typedef struct split_ends {
     const tchi_cuda_extent &e;
     const tchi_cuda_operand &x, &rows; /* `rows` where they are normalized, and X elsewhere */
     const tchi_cuda_operand &high, &low;
 } split_ends;
 
-/* A row of them; `wide` where all are read and written four at a time. */
+/* A row of them; `wide` if all accesses are vectors of four. */
 template <typename real> struct split_row {
     const real *x;
     float *to;
@@ -100,7 +99,7 @@ template <typename real> static __device__ __forceinline__ split_row<real> row_o
             p.x.wide && p.rows.wide && p.high.wide && p.low.wide};
 }
 
-/* Up to four numbers from column j on, and zeros beyond the end. */
+/* Up to four numbers from column j on, zero-padded. */
 template <typename real> static __device__ __forceinline__ float4 load_four(const split_row<real> &row, int j)
 {
     const tch_scalar type = sizeof(real) == sizeof(double) ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
@@ -112,27 +111,27 @@ template <typename real> static __device__ __forceinline__ float4 load_four(cons
                        j + 2 < row.cols ? (float)row.x[j + 2] : 0.0f, j + 3 < row.cols ? (float)row.x[j + 3] : 0.0f);
 }
 
-struct __align__(8) halves
+struct __align__(8) fp16x4
 {
     __half v[4];
 };
 
-/* Four numbers, split, or their high parts alone. */
+/* Four numbers, split, or only their high parts. */
 template <bool both, typename real>
 static __device__ __forceinline__ void write_four(const split_row<real> &row, int j, float4 four, float scale)
 {
     const float v[4] = {four.x, four.y, four.z, four.w};
-    halves high;
-    halves low;
+    fp16x4 high;
+    fp16x4 low;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         high.v[k] = __float2half_rn(v[k] * scale);
         low.v[k] = __float2half_rn(tchi_cuda_left_by(high.v[k], v[k] * scale));
     }
     if (row.wide && j + 4 <= row.cols) {
-        *(halves *)(row.high + j) = high;
+        *(fp16x4 *)(row.high + j) = high;
         if (both) {
-            *(halves *)(row.low + j) = low;
+            *(fp16x4 *)(row.low + j) = low;
         }
         return;
     }
@@ -169,8 +168,8 @@ static __device__ __forceinline__ double square_of(float4 f)
            (double)f.w * (double)f.w;
 }
 
-/* A number times `inverse`, which is given as a sum of two, rounded once or nearly so: float64 would cost two changes
- * of type for each. */
+/* A number times `inverse`, given as a sum of two floats, rounded (nearly) once: float64 would need two conversions
+ * each. */
 static __device__ __forceinline__ float4 scale_four(float4 f, float2 inverse)
 {
     return make_float4(fmaf(f.x, inverse.x, f.x * inverse.y), fmaf(f.y, inverse.x, f.y * inverse.y),
@@ -183,9 +182,8 @@ static __device__ __forceinline__ float2 as_sum(double number)
     return make_float2(high, (float)(number - (double)high));
 }
 
-/* X, rows, high and low (batch, rows, cols); a block to a row, whose beginning it keeps and of which it reads the rest,
- * if there is any, once more. Bytes that must move: those of X, 4 for each of its numbers as they become, and 4 for the
- * halves. */
+/* X, rows, high and low (batch, rows, cols); a block per row, which keeps the start of the row and rereads the rest, if
+ * any. Memory: X, 4 bytes per normalized number, and 4 for both float16. */
 template <typename real, bool both>
 static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
     split_normalized_kernel(tchi_cuda_extent e, tchi_cuda_operand x, tchi_cuda_operand rows, float scale,
@@ -228,7 +226,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, SPLIT_BLOCKS)
     }
 }
 
-/* A row of a matrix moved by `shift` I and divided by `bound`: four numbers from column j on. */
+/* (row + shift e_diagonal) / bound: four numbers from column j on. */
 static __device__ __forceinline__ float4 changed(float4 f, float shift, double bound, int diagonal, int j)
 {
     int at = diagonal - j;
@@ -239,9 +237,8 @@ static __device__ __forceinline__ float4 changed(float4 f, float shift, double b
     return scale_four(f, as_sum(1.0 / bound));
 }
 
-/* The same of X as it is, or of X moved and divided; a block to HELD rows, all of whose loads are under way before the
- * first is used: one row of 1024 would be a single load to a thread. Bytes that must move: those of X and of the
- * halves, once. */
+/* The same for X itself, or for (X + shift I) / bound; a block per HELD rows, all loaded before the first is used: a
+ * single row of 1024 would be one load per thread. Memory: X and the float16 parts once. */
 template <typename real, bool moved, bool both>
 static __global__ void __launch_bounds__(SPLIT_THREADS)
     split_plain_kernel(tchi_cuda_extent e, tchi_cuda_operand x, float scale, tchi_cuda_operand high,
@@ -308,16 +305,16 @@ tch_status tchi_cuda_split_rows(void *state, const tch_rows_to_split *problem)
 #define ORDER_LANES 8 /* that share an element: with one, 6 matrices of 3072 kept 72 blocks at it for 47 us */
 #define ORDER_ELEMENTS (ORDER_THREADS / ORDER_LANES)
 
-/* Integers in the order of the numbers, NaN below all; -0 counts as 0. Integers, since float64 is slow on GPUs for
- * graphics. */
+/* Integer keys in the order of the numbers, NaN lowest, -0 equal to 0. Integers because float64 is slow on graphics
+ * GPUs. */
 static __device__ inline int64_t key_of(double value)
 {
     int64_t bits = __double_as_longlong(value + 0.0);
     return isnan(value) ? INT64_MIN : bits < 0 ? bits ^ INT64_MAX : bits;
 }
 
-/* How many of w_b stand before element i with key `mine`; keys pass through shared memory, and ORDER_LANES neighbors
- * share the work of an element. Every thread of the block takes part, whether it has an element or not. */
+/* How many of w_b precede element i with key `mine`; keys pass through shared memory, and ORDER_LANES lanes share an
+ * element. Called by every thread of the block, with or without an element. */
 static __device__ int32_t rank_of(const tchi_cuda_operand &w, int64_t b, int64_t n, int64_t i, int64_t mine,
                                   int64_t *keys)
 {
@@ -340,9 +337,8 @@ static __device__ int32_t rank_of(const tchi_cuda_operand &w, int64_t b, int64_t
     return rank;
 }
 
-/* order (batch, n) of w (batch, 1, n): an element's place is the number of those before it. Bytes that must move: next
- * to none, w and order. Operations: n^2 comparisons a matrix, which for n = 1024 is a thousandth of what one product of
- * such matrices takes, and needs neither scratch nor a limit on n. */
+/* order (batch, n) of w (batch, 1, n): the rank of an element is the number of those before it. Compute: n^2
+ * comparisons per matrix, for n = 1024 a thousandth of a matrix product, without scratch or a limit on n. */
 static __global__ void __launch_bounds__(ORDER_THREADS)
     descending_kernel(int64_t n, int64_t batch, tchi_cuda_operand w, int32_t *order)
 {
@@ -360,7 +356,7 @@ static __global__ void __launch_bounds__(ORDER_THREADS)
     }
 }
 
-/* order (batch, n). Bytes that must move: next to none. */
+/* order (batch, n). */
 static __global__ void __launch_bounds__(ORDER_THREADS)
     reset_order_kernel(int64_t n, int64_t batch, const int32_t *flags, int32_t *order)
 {
@@ -404,7 +400,7 @@ static __device__ inline tchi_cuda_vec4<real> load_permuted(const tchi_cuda_oper
     return four;
 }
 
-/* out(i, j) = X(rows[i], cols[j]); columns out of order are read from a row that the first-level cache holds. */
+/* out(i, j) = X(rows[i], cols[j]); permuted columns are read from a row in L1. */
 template <typename real> struct permute {
     tchi_cuda_operand x;
     const int32_t *rows, *cols;
@@ -425,8 +421,8 @@ template <typename real> struct permute {
     }
 };
 
-/* Rows of float32 alone, all aligned: a block to HELD of them, whose loads are under way before the first is written.
- * Bytes that must move: those of X and of the result, once. */
+/* Aligned rows of float32 only: a block per HELD rows, all loaded before the first is written. Memory: X and the result
+ * once. */
 template <typename real>
 static __global__ void __launch_bounds__(SPLIT_THREADS)
     permute_rows_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const int32_t *order, tchi_cuda_operand out)

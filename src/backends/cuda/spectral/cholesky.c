@@ -1,24 +1,22 @@
-/* The Cholesky factor L of many matrices at once, and its inverse X, so that nearly all of it is products. The factor
- * goes from left to right; the inverse by halves:
+/* Batched Cholesky factors L and their inverses X, mostly by matrix products. The factor is computed from left to
+ * right; the inverse recursively by halves:
  *
  *     A = [A11  .  ]    L = [L11   0 ]    X = [      X11        0 ]     L21 = A21 X11'
  *         [A21  A22]        [L21  L22]        [-X22 L21 X11   X22 ]     L22 L22' = A22 - L21 L21'
  *
- * The leaves, and with them square roots and divisions, are in cholesky.cu. For the inverse only L21 of one level at a
- * time needs memory: L21 X11 takes the place of A21, which is not needed any more. bench/logs/cuda_cholesky.md has
- * the counts. */
+ * The leaves, with all square roots and divisions, are in cholesky.cu. The inverse needs memory only for L21 of one
+ * level at a time: L21 X11 overwrites A21. Operation counts: bench/logs/cuda_cholesky.md. */
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
 
 #define LEAF TCHI_CUDA_CHOLESKY_LEAF
 
-/* Rows or columns of a triangular factor multiplied at once, without what is beside them: zeros that nobody writes. */
+/* Rows or columns of a triangular factor per product, skipping the zeros next to it. */
 #define STRIP TCH_LOWER_BLOCK
 
 _Static_assert(LEAF == STRIP, "a leaf writes the zeros above its diagonal");
 
-/* Rows [row, row + rows) and columns [col, col + cols) of every matrix. */
 static tch_matrices block(const tch_matrices *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     tch_matrices part = *m;
@@ -33,7 +31,7 @@ static int64_t strip_at(int64_t first, int64_t n)
     return n - first < STRIP ? n - first : STRIP;
 }
 
-/* C = B X' for lower triangular X, whose row j ends at column j. */
+/* C = B X' for lower triangular X. */
 static tch_status multiply_transposed(tchi_cuda_state *state, const tch_matrices *b, const tch_matrices *x,
                                       const tch_matrices *c)
 {
@@ -42,12 +40,12 @@ static tch_status multiply_transposed(tchi_cuda_state *state, const tch_matrices
         tch_matrices left = block(b, 0, 0, b->rows, first + width);
         tch_matrices strip = block(x, first, 0, width, first + width);
         tch_matrices out = block(c, 0, first, c->rows, width);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 1, 0.0, 0, &out));
+        TCHI_TRY(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 1, 0.0, 0, &out));
     }
     return TCH_OK;
 }
 
-/* C = B X for lower triangular X, whose column j begins at row j. */
+/* C = B X for lower triangular X. */
 static tch_status multiply_right(tchi_cuda_state *state, const tch_matrices *b, const tch_matrices *x,
                                  const tch_matrices *c)
 {
@@ -57,7 +55,7 @@ static tch_status multiply_right(tchi_cuda_state *state, const tch_matrices *b, 
         tch_matrices left = block(b, 0, first, b->rows, n - first);
         tch_matrices strip = block(x, first, first, n - first, width);
         tch_matrices out = block(c, 0, first, c->rows, width);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 0, 0.0, 0, &out));
+        TCHI_TRY(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 0, 0.0, 0, &out));
     }
     return TCH_OK;
 }
@@ -71,19 +69,19 @@ static tch_status multiply_left(tchi_cuda_state *state, const tch_matrices *x, c
         tch_matrices strip = block(x, first, 0, height, first + height);
         tch_matrices right = block(b, 0, 0, first + height, b->cols);
         tch_matrices out = block(c, first, 0, height, c->cols);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &strip, 0, &right, 0, 0.0, 0, &out));
+        TCHI_TRY(tchi_cuda_gemm(state, -1.0, &strip, 0, &right, 0, 0.0, 0, &out));
     }
     return TCH_OK;
 }
 
-/* A22 -= L21 L21'. In float64 there is a kernel for half of it; in float32 the mirroring would cost what it saves. */
+/* A22 -= L21 L21'. float64 has a symmetric kernel; in float32 mirroring would cost what it saves. */
 static tch_status subtract_gram(tchi_cuda_state *state, const tch_matrices *l21, const tch_matrices *a22)
 {
     return l21->type == TCH_SCALAR_F64 ? tchi_cuda_gram(state, -1.0, l21, 0, 1.0, 0, a22)
                                        : tchi_cuda_gemm(state, -1.0, l21, 0, l21, 1, 1.0, 0, a22);
 }
 
-/* Where a matrix is cut: half of its leaves, rounded up, so that only the last leaf is ragged. */
+/* Split point: half of the leaves, rounded up, so that only the last leaf is ragged. */
 static int64_t first_half(int64_t n)
 {
     return ((n + LEAF - 1) / LEAF + 1) / 2 * LEAF;
@@ -105,15 +103,15 @@ static tch_status invert(tchi_cuda_state *state, const tch_matrices *a, const tc
     tch_matrices x21 = block(x, upper, 0, lower, upper);
     tch_matrices x22 = block(x, upper, upper, lower, lower);
     tch_matrices l21 = {scratch, a->type, lower, upper, upper, a->batch, lower * upper};
-    TCHI_CUDA_PASS(invert(state, &a11, &x11, flags, scratch));
-    TCHI_CUDA_PASS(multiply_transposed(state, &a21, &x11, &l21));
-    TCHI_CUDA_PASS(subtract_gram(state, &l21, &a22));
-    TCHI_CUDA_PASS(multiply_right(state, &l21, &x11, &a21));
-    TCHI_CUDA_PASS(invert(state, &a22, &x22, flags, scratch));
+    TCHI_TRY(invert(state, &a11, &x11, flags, scratch));
+    TCHI_TRY(multiply_transposed(state, &a21, &x11, &l21));
+    TCHI_TRY(subtract_gram(state, &l21, &a22));
+    TCHI_TRY(multiply_right(state, &l21, &x11, &a21));
+    TCHI_TRY(invert(state, &a22, &x22, flags, scratch));
     return multiply_left(state, &x22, &a21, &x21);
 }
 
-/* Elements of the largest L21 of any cut. It need not be the first one's, whose lower part may be a single row. */
+/* Elements of the largest L21 of any split, not necessarily the first, whose lower part may be a single row. */
 static int64_t largest_l21(int64_t n)
 {
     if (n <= LEAF) {
@@ -132,12 +130,12 @@ int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t b
 
 /* --- the factor itself ------------------------------------------------------------------------------------------- */
 
-/* Columns that are finished before the rest of the matrix hears of them, by one symmetric product: enough that it is
- * not the memory that decides, and few enough that most of the operations are in it. */
+/* Columns per trailing update by one symmetric product: enough not to be memory-bound, few enough that most operations
+ * are in it. */
 #define BAND TCH_CHOLESKY_BLOCK
 
-/* Columns [col, col + width), once those of the band before them are subtracted: with X the inverse factor of the block
- * on the diagonal, the block itself and all below it times X' is L. */
+/* Columns [col, col + width): subtracts the band's earlier columns; then, with X the inverse factor of the diagonal
+ * block, the column block times X' is L. */
 static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *l, void *scratch,
                               int64_t band, int64_t col, int32_t *flags)
 {
@@ -150,13 +148,13 @@ static tch_status factor_leaf(tchi_cuda_state *state, const tch_matrices *a, con
     if (col > band) {
         tch_matrices left = block(l, col, band, n - col, col - band);
         tch_matrices top = block(l, col, band, width, col - band);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &left, 0, &top, 1, 1.0, 0, &column));
+        TCHI_TRY(tchi_cuda_gemm(state, -1.0, &left, 0, &top, 1, 1.0, 0, &column));
     }
-    TCHI_CUDA_PASS(tchi_cuda_cholesky_leaf(state, &diagonal, &x, flags));
+    TCHI_TRY(tchi_cuda_cholesky_leaf(state, &diagonal, &x, flags));
     return tchi_cuda_gemm(state, 1.0, &column, 0, &x, 1, 0.0, 0, &out);
 }
 
-/* n^3 / 3 operations a matrix must be done; a twelfth (n = 3072) to a third (n = 1024) more are. */
+/* n^3 / 3 operations per matrix, plus a twelfth (n = 3072) to a third (n = 1024). */
 static tch_status factor(tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *l, int32_t *flags,
                          void *scratch)
 {
@@ -164,20 +162,20 @@ static tch_status factor(tchi_cuda_state *state, const tch_matrices *a, const tc
     for (int64_t band = 0; band < n; band += BAND) {
         int64_t end = n - band < BAND ? n : band + BAND;
         tch_matrices corner = block(l, band, band, end - band, end - band);
-        TCHI_CUDA_PASS(tchi_cuda_combine(state, 0.0, 0.0, NULL, 0.0, NULL, &corner));
+        TCHI_TRY(tchi_cuda_combine(state, 0.0, 0.0, NULL, 0.0, NULL, &corner));
         for (int64_t col = band; col < end; col += LEAF) {
-            TCHI_CUDA_PASS(factor_leaf(state, a, l, scratch, band, col, flags));
+            TCHI_TRY(factor_leaf(state, a, l, scratch, band, col, flags));
         }
         if (end < n) {
             tch_matrices done = block(l, end, band, n - end, end - band);
             tch_matrices rest = block(a, end, end, n - end, n - end);
-            TCHI_CUDA_PASS(subtract_gram(state, &done, &rest));
+            TCHI_TRY(subtract_gram(state, &done, &rest));
         }
     }
     return TCH_OK;
 }
 
-/* For the inverse 2/3 n^3 operations a matrix must be done; about n^3 are, see bench/logs/cuda_cholesky.md. */
+/* The inverse needs 2/3 n^3 operations per matrix; about n^3 are done, see the log. */
 tch_status tchi_cuda_cholesky(void *state, const tch_matrices *a, int32_t inverse, const tch_matrices *x,
                               int32_t *flags, void *scratch)
 {

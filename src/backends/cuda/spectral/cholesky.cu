@@ -1,5 +1,5 @@
-/* The inverse Cholesky factor of small matrices, the leaves of cholesky.c. A is eliminated with the identity beside it:
- * column k of A is used up by step k, where column k of the result begins, so that one array holds both.
+/* The inverse Cholesky factor of small matrices, the leaves of cholesky.c. A is eliminated together with the identity:
+ * step k consumes column k of A, where column k of the result begins, so that one array holds both.
  *
  *     for (k = 0; k < n; k++) {                               // out begins as the identity
  *         pivot[k] = a[k][k];
@@ -13,13 +13,12 @@
  *     }
  *     out[i][j] /= sqrt(pivot[i]);                            // for all i and j: out A out' = I
  *
- * There are two kernels. Float64 takes tiles of 16 by 16, multiplied by tensor cores, with a warp eliminating within
- * the tile on the diagonal; float32, and float64 on GPUs that have no such tensor cores or too little shared memory,
- * goes element by element with the matrix in registers.
+ * Two kernels. float64 uses tiles of 16 by 16 on tensor cores, with a warp eliminating the diagonal tile; float32, and
+ * float64 on GPUs without such tensor cores or with too little shared memory, proceeds element by element with the
+ * matrix in registers.
  *
- * A (batch, n, n), of which the lower triangle is read, and X of the same shape. Bytes that must move: half of A's and
- * all of X's. Operations that must be done: 2/3 n^3 a matrix. What counts is the time from one step to the next;
- * bench/logs/cuda_cholesky.md has what was measured. */
+ * A (batch, n, n), of which the lower triangle is read, and X of the same shape. Memory: half of A and all of X.
+ * Compute: 2/3 n^3 per matrix. The latency of a step decides; measurements in bench/logs/cuda_cholesky.md. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
@@ -31,10 +30,9 @@
 
 /* In what follows a thread holds `each` by `each` elements, (y + SIDE a, x + SIDE c), of a matrix of up to SIDE each.
  *
- * Before changing a step: what a thread reads of other threads' numbers, it reads from the vector that the step
- * published, and nowhere else.
+ * Before changing a step: a thread reads other threads' numbers only from the vector published by the step.
  *
- * What the block shares. Published vectors alternate, so that one barrier to a step is enough. */
+ * Shared memory of a block. Published vectors are double-buffered, so that one barrier per step suffices. */
 template <typename real, int each> struct leaf_memory {
     real vector[2][SIDE * each + 1]; /* one more is read, and not used, in the last step */
     real pivot[SIDE * each];
@@ -56,7 +54,7 @@ static __device__ void load_leaf(real c[each][each], const real *a, int64_t ld, 
     }
 }
 
-/* The numbers that step k = y_k + SIDE row needs: v(j) is element (k, j) left of the diagonal and (j, k) from it on. */
+/* The vector of step k = y_k + SIDE row: v(j) is element (k, j) left of the diagonal and (j, k) from it on. */
 template <typename real, int each, int row>
 static __device__ __forceinline__ void publish(const real c[each][each], int k, real *v, int y, int x)
 {
@@ -78,9 +76,9 @@ static __device__ __forceinline__ void publish(const real c[each][each], int k, 
     }
 }
 
-/* Rows i > k lose v(i) / v(k) times row k, for k in the group of rows `row`. Left of the diagonal of row k that is of
- * the result, right of it of A; the element on it is 1 in the result, which begins there. Groups above `row` are done,
- * and those right of the diagonal hold nothing: what is skipped is more than half. */
+/* Subtracts v(i) / v(k) times row k from rows i > k, for k in the group of rows `row`. Left of the diagonal of row k
+ * that is the result's row, right of it A's; the element on it is 1 in the result, which begins there. Groups above
+ * `row` are done, and those right of the diagonal are empty: more than half is skipped. */
 template <typename real, int each, int row>
 static __device__ __forceinline__ void eliminate(real c[each][each], int k, real inverse, const real *v, int y, int x)
 {
@@ -104,8 +102,8 @@ static __device__ __forceinline__ void eliminate(real c[each][each], int k, real
     }
 }
 
-/* 1 / pivot, for positive finite numbers. In float64 by Newton's iteration from an approximation of 20 bits, and
- * without a branch, so that it can be under way while other work is done: the compiler's division has one. */
+/* 1 / pivot, for positive finite numbers. In float64 by Newton's iteration from an approximation of 20 bits,
+ * branch-free so that it overlaps other work, unlike the compiler's division. */
 static __device__ __forceinline__ double reciprocal(double pivot)
 {
     double scale = pivot < 0x1p-900 ? 0x1p200 : pivot > 0x1p900 ? 0x1p-200 : 1.0;
@@ -121,8 +119,7 @@ static __device__ __forceinline__ float reciprocal(float pivot)
     return 1.0f / pivot;
 }
 
-/* The pivot of the step to come, and what is known of those before. A pivot that is not positive and finite becomes
- * 1. */
+/* The next pivot, and the state of the previous ones. A pivot that is not positive and finite becomes 1. */
 template <typename real> struct pivots {
     real value, inverse;
     bool bad;
@@ -136,8 +133,8 @@ template <typename real> static __device__ __forceinline__ void take_pivot(pivot
     p.inverse = reciprocal(p.value);
 }
 
-/* Steps [SIDE row, SIDE (row + 1)). The next pivot is computed by every thread, from what it was before this step, so
- * that its reciprocal is under way while the step's own work is done. */
+/* Steps [SIDE row, SIDE (row + 1)). Every thread computes the next pivot from its value before this step, so that its
+ * reciprocal overlaps the step's work. */
 template <typename real, int each, int row>
 static __device__ __forceinline__ void eliminate_rows(real c[each][each], int n, leaf_memory<real, each> &memory,
                                                       pivots<real> &p, int y, int x)
@@ -192,7 +189,7 @@ static __device__ void store_leaf(const real c[each][each], real *out, int64_t l
     }
 }
 
-/* About n (SIDE each)^2 operations are done, and a multiprocessor holds several matrices. */
+/* About n (SIDE each)^2 operations; a multiprocessor holds several matrices. */
 template <typename real, int each>
 static __global__ void __launch_bounds__(SIDE *SIDE, each > 4 ? 1 : 2)
     cholesky_leaf_kernel(int n, int64_t batch, const real *a, int64_t lda, int64_t stride_a, real *x, int64_t ldx,
@@ -235,15 +232,15 @@ static __global__ void __launch_bounds__(SIDE *SIDE, each > 4 ? 1 : 2)
  *     2. L_wk and out_kw', into shared memory
  *     3. the last term, j = k, of the next cross; row k of the result, to X
  *
- * with barriers after 1 and 2. Before changing the order: row k + 1 of L is read by everyone in 1 and 3, and
- * overwritten by the result in 2 of the step after. */
+ * with barriers after 1 and 2. Before changing the order: all warps read row k + 1 of L in 1 and 3, and step 2 of the
+ * next k overwrites it with the result. */
 constexpr int TILE = 16;
 constexpr int TILE_ELEMENTS = TILE * TILE;
 constexpr int MAX_TILES = LEAF / TILE;
 constexpr unsigned WARP = 0xFFFFFFFFu;
 
-/* What a lane holds of a tile, lane = 4 g + t: v[4 h + 2 r + e] is row g + 8 r, column 8 h + 2 t + e. A sum of products
- * comes in this order; as an operand it will do too, since both operands then have the depth in the same order. */
+/* A lane's part of a tile, lane = 4 g + t: v[4 h + 2 r + e] is row g + 8 r, column 8 h + 2 t + e. Products are produced
+ * in this order; operands can use it too, since both then permute the depth alike. */
 struct share {
     double v[8];
 };
@@ -254,8 +251,8 @@ static __device__ __forceinline__ int tile_at(int row, int col)
     return (row * (row + 1) / 2 + col) * TILE_ELEMENTS;
 }
 
-/* Where an element lies in its tile. Rows have their columns in an order of their own, so that neither two rows of four
- * pairs nor four columns of every other row, which is what is read and written at once, meet in a bank. */
+/* Position of an element in its tile. Rows permute their columns so that neither two rows of four pairs nor four
+ * columns of every other row, the simultaneous accesses, conflict in a bank. */
 static __device__ __forceinline__ int element_at(int row, int col)
 {
     return row * TILE + (col ^ (((row ^ row >> 1) & 1) << 3 | (row & 4)));
@@ -282,8 +279,7 @@ static __device__ __forceinline__ int col_of(int i)
     return lane_col() + i / 4 * 8 + i % 2;
 }
 
-/* Where number i of a lane's share lies, (row_of(i), col_of(i)), and (col_of(i), row_of(i)), of which little depends on
- * i. */
+/* Positions of number i of a lane's share, (row_of(i), col_of(i)), and its mirror image, largely independent of i. */
 static __device__ __forceinline__ int share_at(int i)
 {
     return (element_at(lane_row(), lane_col()) ^ i / 4 * 8) + i / 2 % 2 * 8 * TILE + i % 2;
@@ -334,19 +330,19 @@ static __device__ __forceinline__ void add_product(share &sum, const share &p, c
 
 /* --- the tile on the diagonal, by one warp ----------------------------------------------------------------------- */
 
-/* The pivot of the step to come and what follows from it. To divide by it would take longer than all the rest of a
- * step, so row i becomes pivot row i - a[i][k] row k, both times the power of two that makes scale = power pivot a
- * number near 1. Rows that are not eliminated yet are then `ones` times what they should be, and so are their pivots;
- * `weight` is pivot times ones of the lane's own two rows, whose inverse roots make up for both. */
+/* The next pivot and derived values. Division would take longer than the rest of a step, so row i becomes pivot row i -
+ * a[i][k] row k, both times the power of two that makes scale = power pivot a number near 1. Rows not yet eliminated
+ * are then scaled by `ones`, and so are their pivots; `weight` is pivot times ones of the lane's two rows, whose
+ * inverse roots undo both. */
 struct tile_pivot {
     double value, power, scale, ones;
     double weight[2];
     unsigned worst;
 };
 
-/* Pivots must be between these, 2^-1000 and 2^1000, by their upper halves, so that neither the power of two nor a root
- * is beyond float64. What is not positive or not finite is not between them either; it goes on with nonsense, which
- * nobody will see. */
+/* Range of valid pivots, 2^-1000 to 2^1000, compared by upper halves, so that neither the power of two nor a root
+ * leaves float64. Non-positive and non-finite pivots are outside too; the elimination continues with undefined values
+ * that are discarded. */
 constexpr unsigned FIRST_PIVOT = 0x01700000u;
 constexpr unsigned LAST_PIVOT = 0x7E700000u;
 
@@ -357,8 +353,8 @@ static __device__ __forceinline__ void set_pivot(tile_pivot &p, double value)
     p.scale = value * p.power; /* in [0.75, 1.5] */
 }
 
-/* The pivot after k = 8 half + 2 pair + odd, computed by every lane from what its tile has before step k, so that the
- * step does not wait for it. After the last one it has no meaning. */
+/* The pivot after k = 8 half + 2 pair + odd, computed by every lane from its tile before step k, so that the step does
+ * not wait for it. Undefined after the last one. */
 template <int half, int odd>
 static __device__ __forceinline__ double next_pivot(const share &c, const tile_pivot &p, int pair)
 {
@@ -371,8 +367,8 @@ static __device__ __forceinline__ double next_pivot(const share &c, const tile_p
     return fma(-(below * p.power), below, p.scale * diagonal);
 }
 
-/* Step k = 8 half + 2 pair + odd. Left of column k are elements of the result, right of it of A, which stays symmetric,
- * both halves of it. */
+/* Step k = 8 half + 2 pair + odd. Left of column k is the result, right of it A, which stays symmetric in both
+ * halves. */
 template <int half, int odd> static __device__ __forceinline__ void eliminate_pivot(share &c, tile_pivot &p, int pair)
 {
     constexpr int column = 4 * half + odd; /* number of column k, where a lane has it */
@@ -419,7 +415,7 @@ template <int half> static __device__ __forceinline__ void eliminate_half(share 
     }
 }
 
-/* x^-1/2 for normal numbers: an approximation of 20 bits, whose error one step of third order takes to 2^-60. */
+/* x^-1/2 for normal numbers: an approximation of 20 bits, refined to 2^-60 by one third-order step. */
 static __device__ __forceinline__ double inverse_root(double x)
 {
     double root = tchi_inverse_root_approx(x);
@@ -427,7 +423,7 @@ static __device__ __forceinline__ double inverse_root(double x)
     return fma(root * error, fma(0.375, error, 0.5), root);
 }
 
-/* A symmetric tile becomes the inverse of its Cholesky factor; whether it has one. */
+/* Replaces a symmetric tile by the inverse of its Cholesky factor; returns whether it exists. */
 static __device__ __forceinline__ bool invert_factor(share &c)
 {
     tile_pivot p = {};
@@ -445,8 +441,7 @@ static __device__ __forceinline__ bool invert_factor(share &c)
 
 /* --- between global memory and registers ------------------------------------------------------------------------- */
 
-/* Rows and columns are found from the lane anew each time: kept through all steps they would take more registers than
- * there are. */
+/* Recomputes rows and columns from the lane: held through all steps they would need too many registers. */
 
 /* Tile (row, col), row >= col, of A, symmetric if on the diagonal; beyond n the identity. */
 static __device__ __forceinline__ share load_tile(const double *a, int64_t ld, int n, int row, int col)
@@ -492,13 +487,13 @@ static __device__ __forceinline__ void store_identity(double *x, int64_t ld, int
 
 /* --- all tiles --------------------------------------------------------------------------------------------------- */
 
-/* The sum over j < k for this warp's tile of cross k + 1, less A where A has a part in it: minus what is wanted. */
+/* The sum over j < k for this warp's tile of cross k + 1, less A where A contributes: the negative of the result. */
 static __device__ __forceinline__ share begin_cross(const double *shared, const double *a, int64_t ld, int n, int k,
                                                     int warp)
 {
-    share sum = {}, own = {};
+    share sum = {}, local = {};
     if (warp > k) {
-        own = load_tile(a, ld, n, warp, k + 1);
+        local = load_tile(a, ld, n, warp, k + 1);
     }
 #pragma unroll 1
     for (int j = warp > k ? 0 : warp; j < k; j++) {
@@ -508,13 +503,13 @@ static __device__ __forceinline__ share begin_cross(const double *shared, const 
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        sum.v[i] -= own.v[i];
+        sum.v[i] -= local.v[i];
     }
     return sum;
 }
 
-/* X of one matrix, by a warp for each row of tiles; whether a pivot was bad. After the lower tiles, shared memory has
- * X_kk. */
+/* X of one matrix, by a warp per row of tiles; returns whether a pivot was bad. X_kk follows the lower tiles in shared
+ * memory. */
 static __device__ __forceinline__ bool invert_tiles(double *shared, const double *a, int64_t lda, double *x,
                                                     int64_t ldx, int n)
 {
@@ -522,44 +517,44 @@ static __device__ __forceinline__ bool invert_tiles(double *shared, const double
     const int warp = __shfl_sync(WARP, (int)threadIdx.x / 32, 0); /* from one lane: known to be the same in all */
     double *inverse = shared + tile_at(tiles, 0);
     bool bad = false;
-    share own = load_tile(a, lda, n, warp, 0);
+    share local = load_tile(a, lda, n, warp, 0);
 #pragma unroll 1
     for (int k = 0; k < tiles; k++) {
         const bool last = k + 1 == tiles;
         double *tile = shared + tile_at(max(warp, k), min(warp, k));
         share next = {};
         if (warp == k) {
-            bad = !invert_factor(own);
-            store_share(inverse, own);
-            store_transposed(tile, own);
+            bad = !invert_factor(local);
+            store_share(inverse, local);
+            store_transposed(tile, local);
         } else if (!last) {
             next = begin_cross(shared, a, lda, n, k, warp);
         }
         __syncthreads();
         if (warp == k) {
-            own = load_share(tile);
+            local = load_share(tile);
         } else {
             share product = {};
-            add_product(product, own, load_share(inverse));
-            own = product;
-            store_share(tile, own);
+            add_product(product, local, load_share(inverse));
+            local = product;
+            store_share(tile, local);
         }
         __syncthreads();
         if (!last) {
-            add_product(next, own, warp == k + 1 ? own : load_share(shared + tile_at(k + 1, k)));
+            add_product(next, local, warp == k + 1 ? local : load_share(shared + tile_at(k + 1, k)));
         }
         if (warp <= k) { /* the next one to eliminate has nothing to store */
-            store_tile(x, ldx, n, k, warp, own);
+            store_tile(x, ldx, n, k, warp, local);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            own.v[i] = -next.v[i];
+            local.v[i] = -next.v[i];
         }
     }
     return bad;
 }
 
-/* About n^3 operations are done. */
+/* About n^3 operations. */
 static __global__ void __launch_bounds__(32 * MAX_TILES, 2)
     cholesky_tiles_kernel(int n, int64_t batch, const double *a, int64_t lda, int64_t stride_a, double *x, int64_t ldx,
                           int64_t stride_x, int32_t *flags)

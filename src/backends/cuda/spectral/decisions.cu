@@ -1,5 +1,5 @@
-/* What a root decides from numbers that stay on the device: damping, bounds, flags, and the powers of a spectrum. One
- * thread or one block per matrix, a few bytes each.
+/* Device-side decisions of roots: damping, bounds, flags, and the powers of a spectrum. One thread or one block per
+ * matrix, a few bytes each.
  *
  *     for (b = 0; b < batch; b++) {
  *         damping[b] = max(eps, relative_eps * largest[b]);               // root_setup
@@ -9,7 +9,7 @@
  *             w[b][i] = pow(w[b][i] + damping[b], power);                 // spectrum_power
  *         }
  *     }
- */
+ * */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/rules.h"
 
@@ -95,7 +95,7 @@ static __global__ void __launch_bounds__(THREADS)
             continue;
         }
         char *row = tchi_cuda_at(w, b, 0, 0);
-        /* what the ends of the spectrum decide before any of it is overwritten */
+        /* decisions from the ends of the spectrum, before it is overwritten */
         const double first = tchi_cuda_load<double>(w.type, row, 0, w.stride);
         const double largest = fmax(tchi_cuda_load<double>(w.type, row, n - 1, w.stride), 0.0);
         const double added = fmax(map.eps, map.relative_eps * largest);

@@ -1,6 +1,6 @@
-/* Eigendecompositions and positive definite solves by cuSOLVER and cuBLAS. Both libraries are column-major: a symmetric
- * matrix is the same either way, eigenvectors in columns there are rows here, and the right-hand sides B are B' there,
- * to be solved from the right. Scratch is laid out by one function for the call and for its size. */
+/* Eigendecompositions and positive definite solves by cuSOLVER and cuBLAS. Both are column-major: symmetric matrices
+ * are unaffected, eigenvector columns there are rows here, and right-hand sides B are B' there, solved from the right.
+ * One function lays out scratch for both the call and its size. */
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
@@ -9,7 +9,7 @@
 
 /* --- the solver and its memory ----------------------------------------------------------------------------------- */
 
-/* Chunks of the scratch, aligned to 256 bytes; addresses only once there is a base. */
+/* Allocates scratch in 256-byte units; NULL while measuring, without a base. */
 typedef struct carving {
     char *base;
     int64_t used;
@@ -40,7 +40,7 @@ static tch_status solver_ready(tchi_cuda_state *state, const tchi_cusolver **fou
     return TCH_OK;
 }
 
-/* Host memory for cuSOLVER. What is queued may still use the old one when it has to grow. */
+/* Host memory for cuSOLVER. Queued work may still use the old one when it grows. */
 static tch_status host_memory(tchi_cuda_state *state, size_t bytes)
 {
     if (bytes <= state->solver_host_bytes) {
@@ -59,7 +59,7 @@ static tch_status host_memory(tchi_cuda_state *state, size_t bytes)
     return TCH_OK;
 }
 
-/* What one of cuSOLVER's calls works in, besides its arguments. */
+/* Work buffers of a cuSOLVER call. */
 typedef struct work_space {
     void *device;
     size_t device_bytes, host_bytes;
@@ -67,13 +67,13 @@ typedef struct work_space {
 
 /* --- eigendecomposition ------------------------------------------------------------------------------------------ */
 
-/* Matrices in one batched call: cuSOLVER refuses 40000 of 3 by 3, and counts elements in 32 bits in places. */
+/* Matrices per batched call: cuSOLVER refuses 40000 of 3 by 3 and partly counts elements in 32 bits. */
 #define EIGH_MOST_BATCH 16384
 #define EIGH_MOST_ELEMENTS (INT64_C(1) << 30)
 
-/* Measured on an H200 in float32, batched against one by one: 64 of n = 256: 3.5 and 127 ms, 16 of 1024: 56 to 69 and
- * 170 ms, 4 of 2048: 245 and 98 ms. If the batched time is the same for every batch that does not fill the device,
- * which was not measured, one by one is faster below about n / 150 matrices. */
+/* Batched vs one by one on an H200 in float32: 64 of n = 256: 3.5 vs 127 ms, 16 of 1024: 56 to 69 vs 170 ms, 4 of 2048:
+ * 245 vs 98 ms. If the batched time is constant for batches that do not fill the device, which was not measured, one by
+ * one is faster below about n / 150 matrices. */
 #define EIGH_SIZE_PER_MATRIX 150
 
 static int eigh_is_batched(const tchi_cusolver *solver, int64_t n, int64_t batch)
@@ -93,7 +93,7 @@ typedef struct eigh_buffers {
     work_space work; /* of a call, and then V V' - I of its matrices */
 } eigh_buffers;
 
-/* The sizes do not depend on the data, but the addresses are looked at: the workspace of cuBLAS stands for both. */
+/* Sizes do not depend on the data, but addresses are validated: passes cuBLAS's workspace for both. */
 static tch_status eigh_work(const tchi_cuda_state *state, const tchi_cusolver *solver, tch_scalar type, int64_t n,
                             eigh_buffers *e)
 {
@@ -118,7 +118,7 @@ static tch_status eigh_layout(tchi_cuda_state *state, const tchi_cusolver *solve
 {
     int64_t most = tchi_max(tchi_min(EIGH_MOST_ELEMENTS / (n * n), EIGH_MOST_BATCH), 1);
     e->part = e->batched ? tchi_min(batch, most) : 1;
-    TCHI_CUDA_PASS(eigh_work(state, solver, type, n, e));
+    TCHI_TRY(eigh_work(state, solver, type, n, e));
     e->values = carve(scratch, batch * n * tchi_cuda_scalar_size(type));
     e->exponents = carve(scratch, batch * (int64_t)sizeof *e->exponents);
     e->info = carve(scratch, batch * (int64_t)sizeof *e->info);
@@ -129,7 +129,7 @@ static tch_status eigh_layout(tchi_cuda_state *state, const tchi_cusolver *solve
     return host_memory(state, e->work.host_bytes);
 }
 
-/* Failures are reported by the decomposition itself, which asks again: here they only cost the scratch. */
+/* Failures are reported by the decomposition itself, which repeats the query. */
 int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch)
 {
     const tchi_cusolver *solver;
@@ -147,7 +147,7 @@ int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t 
     return most;
 }
 
-/* `v` are the matrices of the call, the first of which is number `first` of the batch. */
+/* `v`: the matrices of the call, from number `first` of the batch on. */
 static tch_status eigh_call(const tchi_cuda_state *state, const tchi_cusolver *solver, const tch_matrices *v,
                             const eigh_buffers *e, int64_t first)
 {
@@ -173,14 +173,14 @@ static tch_status measure_defects(tchi_cuda_state *state, const tch_matrices *v,
 {
     int64_t n = v->rows;
     tch_matrices gram = {e->work.device, v->type, n, n, n, v->batch, n * n};
-    TCHI_CUDA_PASS(tchi_cuda_combine(state, 1.0, 0.0, NULL, 0.0, NULL, &gram));
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, v, 0, v, 1, -1.0, 0, &gram));
+    TCHI_TRY(tchi_cuda_combine(state, 1.0, 0.0, NULL, 0.0, NULL, &gram));
+    TCHI_TRY(tchi_cuda_gemm(state, 1.0, v, 0, v, 1, -1.0, 0, &gram));
     return tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, &gram, e->defects + first);
 }
 
-/* The batched call wants its matrices one right after the other; with gaps between them they go one by one. About 9 n^3
- * operations a matrix. cuSOLVER's eigenvectors of equal eigenvalues need not be orthogonal, so they are looked at and
- * repaired where needed. Whether it can be captured in a graph is up to cuSOLVER. */
+/* The batched call requires contiguous matrices; others run one by one. About 9 n^3 operations per matrix. cuSOLVER's
+ * eigenvectors of equal eigenvalues may not be orthogonal, so they are checked and repaired if needed. Whether this can
+ * be captured in a graph depends on cuSOLVER. */
 tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch)
 {
     tchi_cuda_state *s = state;
@@ -192,29 +192,29 @@ tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices
         return tchi_cuda_eigh_single(s, v, w, flags);
     }
     const tchi_cusolver *solver;
-    TCHI_CUDA_PASS(solver_ready(s, &solver));
+    TCHI_TRY(solver_ready(s, &solver));
     carving from = {.base = scratch};
     eigh_buffers e = {.batched = eigh_is_batched(solver, n, v->batch) && v->ld == n && v->stride == n * n};
-    TCHI_CUDA_PASS(eigh_layout(s, solver, v->type, n, v->batch, &from, &e));
-    TCHI_CUDA_PASS(tchi_cuda_eigh_prepare(s, v, e.exponents, flags));
+    TCHI_TRY(eigh_layout(s, solver, v->type, n, v->batch, &from, &e));
+    TCHI_TRY(tchi_cuda_eigh_prepare(s, v, e.exponents, flags));
     for (int64_t first = 0; first < v->batch; first += e.part) {
         tch_matrices part = *v;
         part.data = tchi_cuda_matrix_at(v, first);
         part.batch = tchi_min(v->batch - first, e.part);
-        TCHI_CUDA_PASS(eigh_call(s, solver, &part, &e, first));
-        TCHI_CUDA_PASS(measure_defects(s, &part, &e, first));
+        TCHI_TRY(eigh_call(s, solver, &part, &e, first));
+        TCHI_TRY(measure_defects(s, &part, &e, first));
     }
-    TCHI_CUDA_PASS(tchi_cuda_eigh_finish(s, e.values, e.exponents, e.info, w, flags));
+    TCHI_TRY(tchi_cuda_eigh_finish(s, e.values, e.exponents, e.info, w, flags));
     return tchi_cuda_orthonormal_rows(s, v, e.values, e.defects, e.rows, flags);
 }
 
 /* --- positive definite solve ------------------------------------------------------------------------------------- */
 
-/* Matrices in one batched call: a grid dimension ends at 65535. */
+/* Matrices per batched call: a grid dimension is at most 65535. */
 #define SOLVE_MOST_BATCH 65535
 
-/* One factorization after the other keeps the device busy from about n = 1000 on, so a large matrix goes into a batched
- * call only in company. Reasoned from the eigendecomposition's crossover, not measured. */
+/* Sequential factorizations keep the device busy from about n = 1000 on, so a large matrix is batched only with others.
+ * Reasoned from the eigendecomposition's crossover, not measured. */
 #define SOLVE_SIZE_PER_MATRIX 128
 
 typedef struct solve_buffers {
@@ -241,10 +241,9 @@ static tch_status solve_layout(tchi_cuda_state *state, const tchi_cusolver *solv
     return host_memory(state, s->work.host_bytes);
 }
 
-/* One by one takes the most: a batch with a layout that the batched call cannot take falls back to it. */
+/* One by one needs the most: a layout unsupported by the batched call falls back to it. */
 int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch)
 {
-    (void)cols;
     const tchi_cusolver *solver;
     solve_buffers s = {.batched = 0};
     carving scratch = {0};
@@ -255,7 +254,7 @@ int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int
     return scratch.used;
 }
 
-/* A = U' U in the upper triangle, column by column, which is our lower one. */
+/* A = U' U in the column-major upper triangle, our lower one. */
 static tch_status factor_batch(const tchi_cuda_state *state, const tchi_cusolver *solver, const tch_matrices *a,
                                const solve_buffers *s, int64_t first, int64_t count)
 {
@@ -285,13 +284,12 @@ static tch_status factor(const tchi_cuda_state *state, const tchi_cusolver *solv
     int64_t part = s->batched ? SOLVE_MOST_BATCH : 1;
     for (int64_t first = 0; first < a->batch; first += part) {
         int64_t count = tchi_min(a->batch - first, part);
-        TCHI_CUDA_PASS(s->batched ? factor_batch(state, solver, a, s, first, count)
-                                  : factor_one(state, solver, a, s, first));
+        TCHI_TRY(s->batched ? factor_batch(state, solver, a, s, first, count) : factor_one(state, solver, a, s, first));
     }
     return TCH_OK;
 }
 
-/* X op(U) = B' for `count` matrices from `first` on; X takes B's place. */
+/* X op(U) = B' for `count` matrices from `first` on; X overwrites B. */
 static tch_status triangular_solve(const tchi_cuda_state *state, tchi_cublas_operation op, const tch_matrices *a,
                                    const tch_matrices *b, const solve_buffers *s, int64_t first, int64_t count)
 {
@@ -316,15 +314,15 @@ static tch_status triangular_solve(const tchi_cuda_state *state, tchi_cublas_ope
                              "cublas trsm");
 }
 
-/* B' becomes B' U^-1 U'^-1 = B' A^-1. */
+/* B' := B' U^-1 U'^-1 = B' A^-1. */
 static tch_status solve_factored(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
                                  const solve_buffers *s)
 {
     int64_t part = s->batched ? SOLVE_MOST_BATCH : 1;
     for (int64_t first = 0; first < a->batch && b->cols > 0; first += part) {
         int64_t count = tchi_min(a->batch - first, part);
-        TCHI_CUDA_PASS(triangular_solve(state, TCHI_CUBLAS_N, a, b, s, first, count));
-        TCHI_CUDA_PASS(triangular_solve(state, TCHI_CUBLAS_T, a, b, s, first, count));
+        TCHI_TRY(triangular_solve(state, TCHI_CUBLAS_N, a, b, s, first, count));
+        TCHI_TRY(triangular_solve(state, TCHI_CUBLAS_T, a, b, s, first, count));
     }
     return TCH_OK;
 }
@@ -338,12 +336,12 @@ tch_status tchi_cuda_spd_solve(void *state, const tch_matrices *a, const double 
         return TCH_OK;
     }
     const tchi_cusolver *solver;
-    TCHI_CUDA_PASS(solver_ready(st, &solver));
+    TCHI_TRY(solver_ready(st, &solver));
     carving from = {.base = scratch};
     solve_buffers s = {.batched = a->batch > 1 && a->batch >= a->rows / SOLVE_SIZE_PER_MATRIX && a->ld <= INT32_MAX};
-    TCHI_CUDA_PASS(solve_layout(st, solver, a->type, a->rows, a->batch, &from, &s));
-    TCHI_CUDA_PASS(tchi_cuda_solve_prepare(st, a, shift, b, flags, s.a_addresses, s.b_addresses));
-    TCHI_CUDA_PASS(factor(st, solver, a, &s));
-    TCHI_CUDA_PASS(tchi_cuda_solve_verdict(st, a, s.info, flags));
+    TCHI_TRY(solve_layout(st, solver, a->type, a->rows, a->batch, &from, &s));
+    TCHI_TRY(tchi_cuda_solve_prepare(st, a, shift, b, flags, s.a_addresses, s.b_addresses));
+    TCHI_TRY(factor(st, solver, a, &s));
+    TCHI_TRY(tchi_cuda_solve_verdict(st, a, s.info, flags));
     return solve_factored(st, a, b, &s);
 }

@@ -1,11 +1,11 @@
-/* Kernels before and after cuSOLVER's calls: see decompositions.h. A block has a matrix to itself, since the batches
- * are either large or their matrices so expensive to decompose that a pass over one does not count.
+/* Kernels before and after cuSOLVER's calls: see decompositions.h. A block per matrix: either the batch is large or a
+ * pass over a matrix is negligible next to its decomposition.
  *
  *     a = flagged or not finite ? I : a * 2^-e;               // eigh_prepare; e is 0 but for extremes
  *     w[i] = values[i] * 2^e;                                 // eigh_finish
  *     a[i][i] += shift;                                       // solve_prepare
  *     a = factorization failed ? I : a;                       // solve_verdict
- */
+ * */
 #include "decompositions.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -30,7 +30,7 @@ template <typename real> static __device__ void write_identity(real *x, int64_t 
 /* Entries from 2^-LIMIT to 2^LIMIT have sums of squares in range, with room for rounding errors relative to them. */
 template <typename real> static constexpr int exponent_limit = sizeof(real) == 4 ? 50 : 480;
 
-/* The exponent that brings the largest entry to [0.5, 1), where it has to be brought there at all. */
+/* The exponent that scales the largest entry to [0.5, 1), if scaling is needed. */
 template <typename real> static __device__ int range_exponent(double largest)
 {
     int exponent = 0;
@@ -193,7 +193,7 @@ tch_status tchi_cuda_solve_prepare(const tchi_cuda_state *state, const tch_matri
 
 /* --- solve, between the factorization and the triangular solves -------------------------------------------------- */
 
-/* A NaN or an infinity in the triangle that was read ends up in the diagonal of the factor, whatever info says. */
+/* A NaN or an infinity in the input triangle reaches the factor's diagonal, whatever info says. */
 template <typename real> static __device__ int diagonal_is_good(const real *a, int64_t n, int64_t ld)
 {
     int good = 1;

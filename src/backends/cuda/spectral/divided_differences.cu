@@ -1,7 +1,7 @@
-/* Divided differences of a matrix power, in two ways. With values: the function of a matrix that is diagonal up to
- * rounding, to first order in what is off its diagonal, which turns a float32 eigendecomposition into a power that is
- * good beyond float32 (src/linalg/eigen.c). Without: its derivative, a rotated gradient times divided differences, and
- * then what the damping of all does through the largest eigenvalue.
+/* Divided differences of a matrix power. With values: the power of a matrix that is diagonal up to rounding, to first
+ * order in its off-diagonal part, which refines a float32 eigendecomposition to a power beyond float32
+ * (src/linalg/eigen.c). Without: its derivative, a rotated gradient times divided differences, plus the effect of
+ * relative damping through the largest eigenvalue.
  *
  *     for (i = 0; i < n; i++) {
  *         for (j = 0; j < n; j++) {                           // f(x) = (x + damping)^power
@@ -17,7 +17,7 @@
  *     if (damping == relative_eps * largest) {                // for the i whose w[i] equals the largest
  *         b[i][i] += relative_eps * (sum over k of b[k][k]) / how many they are;
  *     }
- */
+ * */
 #include "backends/cuda/device/elements.cuh"
 
 #include "backends/loewner.h"
@@ -32,8 +32,8 @@ typedef struct differences_params {
     int64_t n, ld, stride, batch;
 } differences_params;
 
-/* The slope between two points of (lambda + damping)^power; where they are too close for a quotient, its derivative.
- * Below zero the function was clamped, and is flat. */
+/* The slope between two points of (lambda + damping)^power, or the derivative if they are too close. Below zero the
+ * clamped function is flat. */
 static __device__ inline double slope(const differences_params &params, double x, double fx, double y, double fy,
                                       double damping)
 {
@@ -45,7 +45,7 @@ static __device__ inline double slope(const differences_params &params, double x
     return fmin(x, y) < 0.0 || x + damping == 0.0 ? 0.0 : params.power * fx / (x + damping);
 }
 
-/* Moves: 16 n^2 bytes for each matrix. Does: a division for each element, beside which the rest is nothing. */
+/* Memory: 16 n^2 bytes per matrix. Compute: dominated by a division per element. */
 static __global__ void __launch_bounds__(THREADS) divided_differences_kernel(differences_params params)
 {
     int64_t count = params.n * params.n;
@@ -77,8 +77,8 @@ typedef struct loewner_params {
     int32_t *flags;
 } loewner_params;
 
-/* Moves: 16 n^2 bytes for each matrix. Does: two exponentials, two logarithms and three divisions for each element,
- * which in float64 take longer than that. */
+/* Memory: 16 n^2 bytes per matrix. Compute: two exponentials, two logarithms and three divisions per element, which
+ * dominate in float64. */
 static __global__ void __launch_bounds__(THREADS) loewner_kernel(loewner_params params)
 {
     int64_t count = params.n * params.n;
@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(THREADS) loewner_kernel(loewner_params 
     }
 }
 
-/* Whether the function has a derivative at eigenvalue i, and if so whether it is one in range. */
+/* Whether the function has a derivative in range at eigenvalue i. */
 static __device__ inline int32_t judge(const loewner_params &params, const tchi_spectrum &s, const double *w, int64_t i)
 {
     tchi_damped d = tchi_damp(&params.map, &s, w[i]);
@@ -111,7 +111,7 @@ static __device__ inline int32_t judge(const loewner_params &params, const tchi_
     return d.place > 0.0 ? TCH_REPORT_OVERFLOW : TCH_REPORT_NOT_POSITIVE;
 }
 
-/* A block for each matrix. Moves: a line of memory for each of n diagonal elements, twice. */
+/* A block per matrix. Memory: a line per diagonal element, twice. */
 static __global__ void __launch_bounds__(THREADS) loewner_ends_kernel(loewner_params params)
 {
     __shared__ double shared[32];
@@ -159,7 +159,7 @@ extern "C" tch_status tchi_cuda_divided_differences(void *state, const tch_spect
     if (values == NULL) {
         loewner_params params = {*map, spectrum, w->stride, data, b->rows, b->ld, b->stride, b->batch, flags};
         dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(b->rows * b->rows, THREADS)), tchi_cuda_grid_yz(b->batch));
-        TCHI_CUDA_PASS(tchi_cuda_launch(state, "loewner", loewner_kernel, grid, THREADS, params));
+        TCHI_TRY(tchi_cuda_launch(state, "loewner", loewner_kernel, grid, THREADS, params));
         return tchi_cuda_launch(state, "loewner_ends", loewner_ends_kernel, tchi_cuda_grid(b->batch), THREADS, params);
     }
     differences_params params = {spectrum,       (const double *)values->data,

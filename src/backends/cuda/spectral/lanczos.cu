@@ -1,7 +1,7 @@
-/* The largest eigenvalue of each symmetric matrix, estimated from below by Lanczos iteration, all steps in one
- * launch. As on the CPU there is no reorthogonalization: its loss only repeats eigenvalues already found, and the
- * largest is wanted alone. Every block of a matrix repeats the work on vectors and the decision to stop, with the
- * same bits, so that blocks need to meet only once a step: changing that work in one place changes it in all.
+/* The largest eigenvalue of each symmetric matrix, estimated from below by Lanczos iteration, all steps in one launch.
+ * Without reorthogonalization, as on the CPU: eigenvalues repeat, which does not affect the largest. All blocks of a
+ * matrix redundantly compute the vectors and the decision to stop, bitwise-identically, so that they synchronize only
+ * once per step.
  *
  *     v = a start of irregular signs, |v| = 1;
  *     for (w = 0, beta = 0, k = 0; k < 96; k++) {
@@ -16,10 +16,10 @@
  *         }
  *         next = w / beta, w = v, v = next;
  *     }
- */
+ * */
 #include "backends/cuda/device/matvec.cuh"
 
-/* The tolerance from which float32 matrices are multiplied in float32: bench/logs/cuda_lanczos.md. */
+/* From this tolerance on float32 matrices are multiplied in float32: bench/logs/cuda_lanczos.md. */
 #define FLOAT_FROM 1e-6
 
 #define MOST_STEPS 96     /* as on the CPU */
@@ -29,9 +29,8 @@
 #define NEWTON_ROUNDS 12  /* from within four times the distance, three to eight are enough */
 #define NEWTON_STOP 1e-14 /* a step this small, of the width of the spectrum, was the last */
 
-/* As on the CPU: an estimate whose square is not far inside the range is made again with the matrix in another unit,
- * for which it is the vectors that are scaled. Of float32 that is the range of the products, which are in float32
- * too. */
+/* As on the CPU: an estimate whose square is close to the ends of the range is recomputed with scaled vectors. For
+ * float32 the range is that of the float32 products. */
 template <typename real> struct range_of;
 template <> struct range_of<double> {
     static constexpr double safe = 0x1p+460, large = 0x1p-600, small = 0x1p+600;
@@ -50,8 +49,8 @@ typedef struct lanczos_parameters {
     double *out;
 } lanczos_parameters;
 
-/* What a block knows of its matrix. v is the current vector in units of `unit`, a power of two; w is the one before it
- * until the product replaces it. */
+/* A block's view of its matrix. v is the current vector in units of `unit`, a power of two; w is the previous one until
+ * the product overwrites it. */
 template <typename real> struct lanczos_block {
     double unit;
     tchi_cuda_rows rows;
@@ -61,10 +60,9 @@ template <typename real> struct lanczos_block {
     double *published;
 };
 
-/* Its diagonal, and what stands beside it; the last of these belongs to the next row. */
 struct tridiagonal {
     double diagonal[MOST_STEPS];
-    double beside[MOST_STEPS];
+    double off_diagonal[MOST_STEPS];
 };
 
 /* --- the tridiagonal matrix: one warp ---------------------------------------------------------------------------- */
@@ -92,7 +90,7 @@ static __device__ characteristic evaluate_characteristic(const tridiagonal &t, i
         now = next;
         slope_before = slope;
         slope = slope_next;
-        off = t.beside[i] * scale;
+        off = t.off_diagonal[i] * scale;
         off *= off;
     }
     return {before, now, slope, above};
@@ -105,7 +103,7 @@ static __device__ void enclose_eigenvalue(const tridiagonal &t, int k, double *l
     double highest = -INFINITY;
     double largest = -INFINITY;
     for (int i = threadIdx.x % 32; i < k; i += 32) {
-        double radius = (i > 0 ? t.beside[i - 1] : 0) + (i < k - 1 ? t.beside[i] : 0);
+        double radius = (i > 0 ? t.off_diagonal[i - 1] : 0) + (i < k - 1 ? t.off_diagonal[i] : 0);
         lowest = fmax(lowest, radius - t.diagonal[i]);
         highest = fmax(highest, t.diagonal[i] + radius);
         largest = fmax(largest, t.diagonal[i]);
@@ -115,10 +113,9 @@ static __device__ void enclose_eigenvalue(const tridiagonal &t, int k, double *l
     *middle = tchi_cuda_warp_max(largest);
 }
 
-/* The largest eigenvalue of the k by k matrix, which is not below `known`, and in *residual what it lacks to be an
- * eigenvalue of the whole: the last entry of its unit vector, whose square is before / slope there, times the next
- * beta. The lanes try points above `known` in steps of four, and Newton's iteration falls from the best of them, as
- * it does from any point above all zeros of a polynomial. */
+/* The largest eigenvalue of the k by k matrix, at least `known`; *residual is the last entry of its unit vector, whose
+ * square is before / slope there, times the next beta. Lanes try points above `known` in steps of four, and Newton's
+ * iteration descends from the best of them, as it does from any point above all roots. */
 static __device__ double largest_of_tridiagonal(const tridiagonal &t, int k, double known, double *residual)
 {
     double low;
@@ -127,7 +124,7 @@ static __device__ double largest_of_tridiagonal(const tridiagonal &t, int k, dou
     enclose_eigenvalue(t, k, &low, &high, &middle);
     double width = high - low;
     if (!(width > 0)) {
-        *residual = t.beside[k - 1];
+        *residual = t.off_diagonal[k - 1];
         return high;
     }
     int lane = threadIdx.x % 32;
@@ -141,7 +138,7 @@ static __device__ double largest_of_tridiagonal(const tridiagonal &t, int k, dou
         point -= c.last / c.slope * width;
         c = evaluate_characteristic(t, k, point, 1 / width);
     }
-    *residual = t.beside[k - 1] * sqrt(fmax(c.before / c.slope, 0.0));
+    *residual = t.off_diagonal[k - 1] * sqrt(fmax(c.before / c.slope, 0.0));
     return point;
 }
 
@@ -180,7 +177,7 @@ template <typename real> static __device__ void start_vector(const lanczos_block
     }
 }
 
-/* w = A v - beta w, of which each block makes its rows and then fetches the others'. */
+/* w = A v - beta w: each block computes its rows and then fetches the others'. */
 template <typename T, typename real>
 static __device__ void multiply_by_matrix(const lanczos_block<real> &k, double beta, int step)
 {
@@ -197,8 +194,8 @@ static __device__ void multiply_by_matrix(const lanczos_block<real> &k, double b
     }
 }
 
-/* The entry of the tridiagonal matrix, and the next vector in v with the present one in w. Threads keep to their own
- * entries between the sums. */
+/* Computes the tridiagonal entries; v becomes the next vector and w the current one. Threads keep to their own entries
+ * between the sums. */
 template <typename real>
 static __device__ void advance_recurrence(const lanczos_block<real> &k, double *alpha, double *beta, double *shared)
 {
@@ -224,8 +221,8 @@ static __device__ void advance_recurrence(const lanczos_block<real> &k, double *
 
 /* --- the iteration ----------------------------------------------------------------------------------------------- */
 
-/* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value itself
- * at most: hence a threshold that is the square root of the tolerance, or SURE. */
+/* The error is about the squared residual over the gap, which is at most the value itself: hence a threshold of the
+ * square root of the tolerance, or SURE. */
 template <typename T, typename real> static __device__ double iterate(const lanczos_block<real> &k, double threshold)
 {
     __shared__ tridiagonal t;
@@ -246,7 +243,7 @@ template <typename T, typename real> static __device__ double iterate(const lanc
         }
         if (threadIdx.x == 0) {
             t.diagonal[step] = alpha;
-            t.beside[step] = beta;
+            t.off_diagonal[step] = beta;
         }
         bool last = step + 1 == most || beta == 0;
         if (step >= CHECKS_EARLY && step % 2 == 0 && !last) {
@@ -266,7 +263,7 @@ template <typename T, typename real> static __device__ double iterate(const lanc
     return value;
 }
 
-/* Blocks of a matrix decide alike, and meet before they write again where others may still read. */
+/* Blocks of a matrix take the same decision, and synchronize before they overwrite what others may still read. */
 template <typename T, typename real> static __device__ double estimate(lanczos_block<real> &k, double threshold)
 {
     k.unit = 1.0;
@@ -313,9 +310,8 @@ static int64_t vector_bytes(int64_t n, int64_t size)
 
 int64_t tchi_cuda_largest_eigenvalue_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch)
 {
-    (void)type;
-    int64_t own = vector_bytes(n, sizeof(double));
-    int64_t outside = own > tchi_cuda_spread_limit(state) ? TCHI_CUDA_SPREAD_MOST * own : 0;
+    int64_t bytes = vector_bytes(n, sizeof(double));
+    int64_t outside = bytes > tchi_cuda_spread_limit(state) ? TCHI_CUDA_SPREAD_MOST * bytes : 0;
     return tchi_cuda_ceil_div(batch * 2 * n, 2) * 16 + batch * outside;
 }
 

@@ -1,7 +1,7 @@
 /* Inverse roots of small matrices in one launch: a block keeps the coupled iteration of its matrix in shared memory, in
  * float64, from (A + shift I) / bound to the finished root. Before changing the order of products: only M, H and X fit,
  * each as its lower tiles, so a result always overwrites an operand and H^root is never formed. Since all of them
- * commute, M takes the powers of H one by one while H is squared: M <- H M where root's binary digit is 1.
+ * commute, M is multiplied by powers of H while H is squared: M <- H M where root's binary digit is 1.
  *
  *     M = (A + shift I) / bound, X = I;
  *     for (step = 0; step < count; step++) {
@@ -14,10 +14,9 @@
  *     }
  *     X = X pow(bound, -1.0 / root);                          // all of them symmetric, and commuting
  *
- * Let N be the batch, P the number of products of an iteration (26 for a fourth root at relative damping 1e-6). Bytes
- * that must move: those of A and X, 8 or 16 N n^2. Operations that must be done: N P n^3, half of a full product each;
- * tiles on the diagonal are computed whole, so N P n^2 (n + 16) are. Arithmetic decides from n = 16 on.
- * bench/logs/cuda_newton_small.md has what was measured. */
+ * Let N be the batch, P the number of products of an iteration (26 for a fourth root at relative damping 1e-6). Memory:
+ * A and X, 8 or 16 N n^2 bytes. Compute: N P n^3, half of a full product each; diagonal tiles are computed in full, so
+ * N P n^2 (n + 16). Compute-bound from n = 16 on. Measurements: bench/logs/cuda_newton_small.md. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
@@ -25,8 +24,8 @@
 #define TILE 16
 #define TILE_ELEMENTS (TILE * TILE)
 
-/* Tiles of a result that one warp holds in registers. Three divides the 36, 21, 15, 6 and 3 lower tiles of n = 128, 96,
- * 80, 48 and 32, and gives n = 128 twelve warps, three for each of a multiprocessor's four tensor cores. */
+/* Result tiles per warp. Three divides the 36, 21, 15, 6 and 3 lower tiles of n = 128, 96, 80, 48 and 32, and gives n =
+ * 128 twelve warps, three per tensor core of a multiprocessor. */
 #define WARP_TILES 3
 
 #define MAX_TILES 8 /* along a side: n = 128 */
@@ -53,15 +52,14 @@ static __host__ __device__ inline int lower_tiles(int tiles)
     return tiles * (tiles + 1) / 2;
 }
 
-/* Where tile (row, col), row >= col, begins: tiles lie row by row. */
+/* Offset of tile (row, col), row >= col; tiles are stored row by row. */
 static __device__ __forceinline__ int tile_at(int row, int col)
 {
     return (lower_tiles(row) + col) * TILE_ELEMENTS;
 }
 
-/* Where an element lies in its tile. Each row has its groups of four columns in another order, so that four rows by
- * four columns, which half a warp reads at once, are in sixteen different pairs of banks, by rows as well as by
- * columns. */
+/* Position of an element in its tile. Each row permutes its groups of four columns, so that four rows by four columns,
+ * read by half a warp at once, are in sixteen different pairs of banks, by rows and by columns. */
 static __device__ __forceinline__ int element_at(int row, int col)
 {
     return row * TILE + (col ^ ((row & 3) << 2));
@@ -91,8 +89,8 @@ static __device__ __forceinline__ share share_of(int tiles)
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* Where a lane's elements lie in a tile, 0 <= h < 2, 0 <= i < 4, lane = 4 g + t: (g + 8 h, 4 i + t) at
- * rows[i] + 128 h, and (4 i + t, g + 8 h) at cols[h] + 64 i. */
+/* Positions of a lane's elements in a tile, 0 <= h < 2, 0 <= i < 4, lane = 4 g + t: (g + 8 h, 4 i + t) at rows[i] + 128
+ * h, and (4 i + t, g + 8 h) at cols[h] + 64 i. */
 typedef struct lane_offsets {
     int rows[4], cols[2];
 } lane_offsets;
@@ -111,9 +109,9 @@ static __device__ __forceinline__ lane_offsets offsets_of_lane()
     return o;
 }
 
-/* Tile (row, k) of a symmetric matrix, found transposed where it is above the diagonal: v[2 i + h] is its element
- * (g + 8 h, 4 i + t). That is the left fragment of a product; v[h], v[2 + h], v[4 + h] and v[6 + h] are the right
- * fragment of the transposed tile's columns from 8 h on. */
+/* Tile (row, k) of a symmetric matrix, stored transposed above the diagonal: v[2 i + h] is its element (g + 8 h, 4 i +
+ * t), the left fragment of a product; v[h], v[2 + h], v[4 + h] and v[6 + h] are the right fragment of the transposed
+ * tile's columns from 8 h on. */
 static __device__ __forceinline__ void load_fragment(double v[8], const double *matrix, int row, int k,
                                                      const lane_offsets &o)
 {
@@ -131,8 +129,7 @@ static __device__ __forceinline__ void load_fragment(double v[8], const double *
     }
 }
 
-/* The warp's tiles of A B, summed over `depth` tiles. In c[s], the halves of four are columns 0 to 7 and 8 to 15 of
- * tile s. */
+/* The warp's tiles of A B over `depth` tiles. In c[s], the halves of four are columns 0 to 7 and 8 to 15 of tile s. */
 static __device__ __forceinline__ void add_tile_products(double c[WARP_TILES][8], const double *a, const double *b,
                                                          const share &mine, int depth)
 {
@@ -206,12 +203,12 @@ static __device__ __forceinline__ void store_tile(double *tile, const double c[8
 
 /* --- the iteration ----------------------------------------------------------------------------------------------- */
 
-/* The three matrices, as they lie in shared memory one after another. */
+/* The three matrices, contiguous in shared memory. */
 typedef enum part { PART_M = 0, PART_H = 1, PART_X = 2 } part;
 
-/* OUT = A B, where OUT may be A or B: nobody writes before everybody has read. With coefficients, and then for OUT
- * apart from A and B, OUT = c0 I + c1 A + c2 A B. This is the one place where products are done; it is not inlined, so
- * that it is compiled once and keeps within its registers. */
+/* OUT = A B; OUT may be A or B: all threads read before any writes. With coefficients, and OUT distinct from A and B,
+ * OUT = c0 I + c1 A + c2 A B. All products are done here; not inlined, so that it is compiled once and stays within its
+ * registers. */
 static __device__ __noinline__ void multiply_matrices(part out, part a, part b, const double *coefficient, int depth,
                                                       int tiles)
 {
@@ -235,7 +232,7 @@ static __device__ __noinline__ void multiply_matrices(part out, part a, part b, 
     __syncthreads();
 }
 
-/* X, which was the identity, becomes H. */
+/* X = H, replacing the identity. */
 static __device__ __forceinline__ void take_first(int tiles)
 {
     extern __shared__ __align__(16) double shared[];
@@ -276,9 +273,9 @@ static __device__ __forceinline__ void iterate_newton(const tch_newton_iteration
 
 /* --- between global and shared memory ---------------------------------------------------------------------------- */
 
-/* M = (A + shift I) / bound and X = I, from A's lower triangle. Beyond n M is the identity, which the iteration leaves
- * where it is and does not mix with the rest. Numerator and denominator are taken half of the way to 1 first, by a
- * power of two, since 1 / bound may be beyond float64 where bound is not. */
+/* M = (A + shift I) / bound and X = I, from A's lower triangle, padded with the identity, which the iteration preserves
+ * separately. Numerator and denominator are first scaled half of the way to 1 by a power of two: 1 / bound may overflow
+ * although bound does not. */
 static __device__ __forceinline__ void load_matrix(const problem &p, int64_t matrix, double *m, double *x)
 {
     double shift = p.shift[matrix];
@@ -350,8 +347,8 @@ static int64_t shared_bytes(int tiles)
     return (int64_t)3 * lower_tiles(tiles) * TILE_ELEMENTS * (int64_t)sizeof(double);
 }
 
-/* Without float64 tensor cores at full rate (compute capability 8.0, 9.0, 10.0) two tiles are all that the saved
- * launches are worth; reasoned, not measured. */
+/* Without full-rate float64 tensor cores (compute capability 8.0, 9.0, 10.0) the saved launches are worth two tiles;
+ * reasoned, not measured. */
 int64_t tchi_cuda_newton_limit(const tchi_cuda_state *state)
 {
     const tchi_cuda_device *device = &state->device;

@@ -1,6 +1,6 @@
-/* Eigenvectors that an eigensolver left short of orthonormal, as cuSOLVER's are where eigenvalues coincide: in float32
- * those of a 17 by 17 matrix of ones are off by 0.015. Gram-Schmidt by one block per matrix, slow beside the solver and
- * rarely run; what counts in the usual case is that the block leaves at once.
+/* Repairs eigenvectors that are not orthonormal, as cuSOLVER's are for equal eigenvalues: in float32 those of a 17 by
+ * 17 matrix of ones are off by 0.015. Gram-Schmidt by one block per matrix, slower than the solver but rarely run;
+ * usually the block exits at once.
  *
  *     for (each row v[i], from the largest |w[i]| down) {
  *         before = dot(v[i], v[i]);
@@ -13,10 +13,10 @@
  *         v[i] = dot(v[i], v[i]) > before / 1024 ? v[i] / |v[i]| : 0;     // zeros are replaced at the end
  *     }
  *
- * The eigenvectors stay as good as they were. Row j loses c = <v_i, v_j> times row i, which changes its residual
- * r_j = A v_j - w_j v_j by c (w_i - w_j) v_i, and A being symmetric c (w_i - w_j) is <v_i, r_j> - <r_i, v_j>: rows mix
- * only as far as their residuals allow, which grow together by at most 1 + sqrt(2) while every c is small. Where one is
- * not, the order says which rows to believe: those of large eigenvalues come first. */
+ * The eigenvectors stay as accurate as before. Subtracting c = <v_i, v_j> times row i from row j changes its residual
+ * r_j = A v_j - w_j v_j by c (w_i - w_j) v_i, and for symmetric A c (w_i - w_j) is <v_i, r_j> - <r_i, v_j>: rows mix
+ * only as far as their residuals allow, which grow together by at most 1 + sqrt(2) while every c is small. Otherwise
+ * the order determines which rows to trust: those of large eigenvalues come first. */
 #include <float.h>
 
 #include "backends/cuda/device/elements.cuh"
@@ -25,11 +25,11 @@
 #define LANES 32
 #define MOST_THREADS 512
 
-/* A row of which the others leave less than 1/32 points nowhere: its residual would grow as much. Squared. */
+/* A row with a residual below 1/32 has no reliable direction: errors grow by as much. Squared. */
 #define LEAST_KEPT (1.0 / 1024.0)
 
-/* A projection leaves of what it took a share like the defect of the rows it projects from, so after one that took
- * little there is nothing left to take. Three are for rows that keep hardly anything. */
+/* A projection leaves a share of what it removed, about the defect of the rows it projects from, so after one that
+ * removed little nothing is left. Three are for rows that are nearly dependent. */
 #define TOOK_LITTLE 0.98
 #define MOST_PASSES 3
 
@@ -47,8 +47,8 @@ template <typename real> static __device__ inline const real *basis_row(const ba
     return q.v + (k < q.first ? k : k + q.gap) * q.ld;
 }
 
-/* What a block works with: a row in double and its products with others, n numbers each in global memory, and 32 in
- * shared memory. */
+/* A block's workspace: a row in double and its products with others, n numbers each in global memory, and 32 in shared
+ * memory. */
 struct work_row {
     double *x, *c;
     double *shared;
@@ -71,7 +71,7 @@ template <typename real> static __device__ double load_row(const real *row, int6
     return block_sum(square, r.shared);
 }
 
-/* The row = x normalized, or zero where the sum of squares is taken for nothing. */
+/* The row = x normalized, or zero if its sum of squares is negligible. */
 template <typename real> static __device__ void store_row(real *row, int64_t n, const work_row &r, double square)
 {
     double scale = square > 0.0 ? 1.0 / sqrt(square) : 0.0;
@@ -118,7 +118,7 @@ template <typename real> static __device__ double subtract_rows(const basis<real
     return block_sum(square, r.shared);
 }
 
-/* x less its part in the span of Q, from its sum of squares to that of what is left. */
+/* Subtracts from x its projection on the span of Q; returns the remaining sum of squares. */
 template <typename real> static __device__ double project(const basis<real> &q, const work_row &r, double square)
 {
     for (int pass = 0; pass < MOST_PASSES; pass++) {
@@ -134,8 +134,8 @@ template <typename real> static __device__ double project(const basis<real> &q, 
 
 /* --- the rows of one matrix -------------------------------------------------------------------------------------- */
 
-/* Every row less the rows of larger |eigenvalues|; ascending as those are, the largest is at one of the ends. Rows that
- * vanish become zero. */
+/* Orthogonalizes every row against those of larger |eigenvalues|; since they are ascending, the largest is at one of
+ * the ends. Rows that vanish become zero. */
 template <typename real>
 static __device__ void orthonormalize(real *v, int64_t n, int64_t ld, const real *w, const work_row &r)
 {
@@ -153,7 +153,7 @@ static __device__ void orthonormalize(real *v, int64_t n, int64_t ld, const real
     }
 }
 
-/* The unit vector of which the rows leave the most: at least 1/n of its square while one of them is zero. */
+/* The unit vector with the largest residual: at least 1/n of its square while a row is zero. */
 template <typename real> static __device__ int64_t freest_column(const basis<real> &q, double *shared)
 {
     double most = -1.0;
@@ -175,7 +175,7 @@ template <typename real> static __device__ int64_t freest_column(const basis<rea
     return q.n - (int64_t)tchi_cuda_block_max(most == found ? (double)(q.n - column) : 0.0, thread, threads, shared);
 }
 
-/* Rows of zeros, after all others are in place, become what those leave free. */
+/* Replaces zero rows by vectors orthogonal to all others. */
 template <typename real> static __device__ void complete(real *v, int64_t n, int64_t ld, const work_row &r)
 {
     basis<real> all = {v, n, ld, 0, 0};
@@ -194,8 +194,8 @@ template <typename real> static __device__ void complete(real *v, int64_t n, int
 
 /* --- the batch --------------------------------------------------------------------------------------------------- */
 
-/* Reads two numbers of a matrix whose rows are orthonormal. Of one whose rows are not, about n^3 elements, from the
- * second-level cache in the main, for 2 n^3 operations in float64. */
+/* For orthonormal rows reads two numbers per matrix. Otherwise about n^3 elements, mostly from L2, for 2 n^3 operations
+ * in float64. */
 template <typename real>
 static __global__ void __launch_bounds__(MOST_THREADS)
     orthonormal_rows_kernel(tch_matrices v, const void *values, const double *defects, double limit, double *rows,
@@ -220,8 +220,8 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     }
 }
 
-/* Rows of a stable solver are off by less than (n + 10) u each, with room to spare. Half of that, since |V V' - I| was
- * computed in the arithmetic of V and has errors of its own. */
+/* A stable solver's rows are off by less than (n + 10) u each, with margin. Half of that, since |V V' - I| was computed
+ * in the precision of V and has its own error. */
 static double defect_limit(tch_scalar type, int64_t n)
 {
     double roundoff = type == TCH_SCALAR_F64 ? DBL_EPSILON / 2 : FLT_EPSILON / 2;
@@ -231,7 +231,7 @@ static double defect_limit(tch_scalar type, int64_t n)
 tch_status tchi_cuda_orthonormal_rows(const tchi_cuda_state *state, const tch_matrices *v, const void *values,
                                       const double *defects, double *rows, int32_t *flags)
 {
-    /* four threads to an element of a row share its products with the others */
+    /* four threads per element of a row share its products with the others */
     const int64_t n = v->rows;
     const unsigned threads = n >= MOST_THREADS / 4 ? MOST_THREADS : (unsigned)tchi_cuda_ceil_div(4 * n, LANES) * LANES;
     auto kernel = v->type == TCH_SCALAR_F64 ? orthonormal_rows_kernel<double> : orthonormal_rows_kernel<float>;

@@ -1,7 +1,6 @@
-/* How far a root is from one: the residual R = X^floor(p/2) (A + shift I) X^ceil(p/2) - I, whose norm is that of its
- * transpose, and the bound |X R| / (p |X|) on the error, in float64 whatever A and X are stored in. Estimated with
- * random signs by a chain of p + 2 products with four vectors, all in one launch; or exactly, by matrix products, which
- * are the table's own operations. */
+/* The residual of a root: R = X^floor(p/2) (A + shift I) X^ceil(p/2) - I, whose norm is that of its transpose, and the
+ * bound |X R| / (p |X|) on the error, in float64 for any storage type. Estimated with random signs by a chain of p + 2
+ * products with four vectors in one launch; or exactly, by matrix products of the table. */
 #include "backends/cuda/device/matvec.cuh"
 
 #define PROBES 4    /* vectors multiplied at once; more probes are done in groups */
@@ -34,14 +33,14 @@ struct residual_sums {
     double r, xr, x;
 };
 
-/* Entries from one vector to the next: whole steps, and two more, so that eight lanes reading 16 bytes each of two
- * vectors meet every bank once. */
+/* Stride of vectors: whole steps plus two, so that eight lanes reading 16 bytes each of two vectors hit every bank
+ * once. */
 static __host__ __device__ inline int64_t plane_of(int64_t n)
 {
     return (n + STEP - 1) / STEP * STEP + 2;
 }
 
-/* What a block knows of its matrix. y holds the chain's vectors, `plane` entries apart. */
+/* A block's view of its matrix. y holds the chain's vectors, `plane` entries apart. */
 struct residual_block {
     int64_t b;
     int rank, first, plane;
@@ -52,16 +51,16 @@ struct residual_block {
 
 /* --- the product ------------------------------------------------------------------------------------------------- */
 
-/* One lane's part in the product of ROWS rows. With lane = 4 g + t it has columns 4 t to 4 t + 3 of every step in rows
- * g and g + 8, and of the vectors in probe g % 4: tensor cores multiply eight vectors, and the upper four are
- * dropped. */
+/* A lane's part in the product of ROWS rows. With lane = 4 g + t it has columns 4 t to 4 t + 3 of every step in rows g
+ * and g + 8, and of the vectors in probe g % 4: tensor cores multiply eight vectors, of which the upper four are
+ * discarded. */
 struct lane_share {
     const char *low, *high; /* rows g and g + 8 */
     const double *y;
     int whole; /* steps; what follows is read element by element */
 };
 
-/* Four neighboring elements; `streamed` ones are not read again soon, and leave their place in L2 to others. */
+/* Four adjacent elements; `streamed` ones are evicted from L2 first. */
 template <typename T, bool streamed> static __device__ inline tchi_cuda_rect<T, 4> read_whole(const char *from)
 {
     tchi_cuda_rect<T, 4> four;
@@ -86,7 +85,7 @@ template <typename T> static __device__ inline tchi_cuda_rect<T, 4> read_edge(co
     return four;
 }
 
-/* The instruction wants the lane's columns four apart, but a sum does not care which is which. */
+/* The instruction expects the lane's columns four apart, but a sum is invariant under permutation. */
 template <typename T>
 static __device__ inline void multiply_step(double (&sums)[4], const tchi_cuda_rect<T, 4> &low,
                                             const tchi_cuda_rect<T, 4> &high, const tchi_cuda_rect<double, 4> &y)
@@ -142,7 +141,7 @@ template <typename T> static __device__ inline void multiply_edge(const lane_sha
     }
 }
 
-/* Row `row` of the block, or its last one, from the lane's first column on. */
+/* Row `row` of the block, clamped to the last, from the lane's first column on. */
 template <typename T> static __device__ inline const char *row_from(const tchi_cuda_rows &m, int row)
 {
     return m.data + min(row, m.count - 1) * m.pitch + threadIdx.x % 4 * 4 * sizeof(T);
@@ -160,7 +159,7 @@ static __device__ inline lane_share share_of(const tchi_cuda_rows &m, int n, con
     return share;
 }
 
-/* Multiplies the block's rows with the chain's vectors and calls store(row, probe, sum) for every product, in some
+/* Multiplies the block's rows by the chain's vectors and calls store(row, probe, sum) for every product, in one
  * lane. */
 template <typename T, bool streamed, typename function>
 static __device__ inline void multiply_rows(const tchi_cuda_rows &m, int n, const residual_block &k, function store)
@@ -184,7 +183,7 @@ static __device__ inline void multiply_rows(const tchi_cuda_rows &m, int n, cons
     }
 }
 
-/* X is wanted again, A is not: what L2 can hold of X should stay there while A passes. */
+/* X is reused, A is not: streams A to keep X in L2. */
 template <typename function>
 static __device__ inline void multiply_by_probes(tch_scalar type, bool with_a, const tchi_cuda_rows &m, int n,
                                                  const residual_block &k, function store)
@@ -200,7 +199,7 @@ static __device__ inline void multiply_by_probes(tch_scalar type, bool with_a, c
 
 /* --- the chain --------------------------------------------------------------------------------------------------- */
 
-/* The block's rows of A or of X, put together anew for every product: registers are scarce in it. */
+/* The block's rows of A or of X, rebuilt for every product to save registers. */
 static __device__ inline tchi_cuda_rows rows_of(const residual_parameters &p, const residual_block &k, bool with_a)
 {
     tchi_cuda_operand m;
@@ -212,7 +211,7 @@ static __device__ inline tchi_cuda_rows rows_of(const residual_parameters &p, co
     return tchi_cuda_rows_of(m, k.b, p.n, k.rank, p.spread.blocks, NULL, 0);
 }
 
-/* The chain's vectors from PROBES vectors of n, times a power of two; a barrier has to follow. */
+/* Loads the chain's vectors, times a power of two; must be followed by a barrier. */
 static __device__ void fetch_probes(const residual_block &k, int n, const double *from, double size)
 {
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
@@ -228,7 +227,7 @@ static __device__ void fetch_probes(const residual_block &k, int n, const double
     }
 }
 
-/* The power of two that brings X near 1, as on the CPU. */
+/* The power of two that scales X near 1, as on the CPU. */
 static __device__ double unit_of(const residual_parameters &p, int64_t b)
 {
     double first = p.x.type == TCH_SCALAR_F64 ? *((const double *)p.x.data + b * p.x.stride) : 1.0;
@@ -236,8 +235,8 @@ static __device__ double unit_of(const residual_parameters &p, int64_t b)
     return scalbn(1.0, -min(max(exponent, -1000), 1000));
 }
 
-/* Adds this thread's part of the squares over the block's rows and one group of probes. `meetings` counts those of the
- * whole launch: a place in `published` is written again only two meetings later, when everyone has read it. */
+/* Adds this thread's squares over the block's rows and one group of probes. `meetings` counts the barriers of the
+ * launch: a buffer in `published` is overwritten only two barriers later, when all have read it. */
 static __device__ void probe_chain(const residual_parameters &p, const residual_block &k, int group, int *meetings,
                                    residual_sums *sums)
 {
@@ -273,7 +272,7 @@ static __device__ void probe_chain(const residual_parameters &p, const residual_
     __syncthreads(); /* the next group overwrites the vectors */
 }
 
-/* The block's sums, where the first block of the matrix finds them. */
+/* Publishes the block's sums for the first block of the matrix. */
 static __device__ void publish_sums(const residual_parameters &p, const residual_sums &mine, double *shared)
 {
     const double parts[SUMS] = {mine.r, mine.xr, mine.x};
@@ -286,7 +285,7 @@ static __device__ void publish_sums(const residual_parameters &p, const residual
     }
 }
 
-/* By one thread of the matrix's first block, when all of them have published. */
+/* By one thread of the matrix's first block, after all have published. */
 static __device__ void write_results(const residual_parameters &p, int64_t b)
 {
     double sums[SUMS] = {};
@@ -301,9 +300,9 @@ static __device__ void write_results(const residual_parameters &p, int64_t b)
     }
 }
 
-/* Of 16 matrices of 1024 in float32 and p = 4 the products read 5 times 67 MB, of X from L2 as far as it fits there,
- * convert 84 million elements to float64, and do 0.67 G operations, twice that with the dropped vectors. Rows of X
- * kept in shared memory gained nothing there, and 64 x 256 took 42 us with them and 33 without, on an H200
+/* For 16 matrices of 1024 in float32 and p = 4 the products read 5 times 67 MB, X from L2 as far as it fits, convert 84
+ * million elements to float64, and do 0.67 G operations, twice that with the discarded vectors. Keeping rows of X in
+ * shared memory gained nothing there, and 64 x 256 took 42 us with them vs 33 us without, on an H200
  * (bench/logs/cuda_lanczos.md). */
 static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_parameters p)
 {
@@ -341,7 +340,7 @@ static tch_status launch_probes(tchi_cuda_state *state, int32_t root, const tch_
     int64_t n = a->rows;
     int64_t groups = tchi_cuda_ceil_div(probes, PROBES);
     tch_matrices signs = {scratch, TCH_SCALAR_F64, groups * PROBES, n, n, 1, groups * PROBES * n};
-    TCHI_CUDA_PASS(tchi_cuda_random_signs(state, SIGNS_SEED, &signs));
+    TCHI_TRY(tchi_cuda_random_signs(state, SIGNS_SEED, &signs));
     residual_parameters p;
     p.a = tchi_cuda_operand_of(a);
     p.x = tchi_cuda_operand_of(x);
@@ -369,7 +368,7 @@ static int64_t exact_chunk(int64_t n, int64_t batch)
     return chunk < 1 ? 1 : chunk < batch ? chunk : batch;
 }
 
-/* The matrices from `first` on; a stride of 0 goes on repeating the one. */
+/* The matrices from `first` on; a stride of 0 repeats one. */
 static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t count)
 {
     tch_matrices part = *m;
@@ -378,10 +377,10 @@ static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t count)
     return part;
 }
 
-/* y <- m y: the result is written to `spare`, which takes the place of what y was. */
+/* y <- m y, written to `spare`, which is swapped with y. */
 static tch_status multiply_full(tchi_cuda_state *state, const tch_matrices *m, tch_matrices *y, tch_matrices *spare)
 {
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, m, 0, y, 0, 0.0, 0, spare));
+    TCHI_TRY(tchi_cuda_gemm(state, 1.0, m, 0, y, 0, 0.0, 0, spare));
     tch_matrices swap = *y;
     *y = *spare;
     *spare = swap;
@@ -400,9 +399,9 @@ static tch_status multiply_chain(tchi_cuda_state *state, int32_t root, const tch
     for (int32_t step = 1; step <= root; step++) {
         const tch_matrices *left = step == root - root / 2 ? a : x;
         if (step == 1) {
-            TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, left, 0, x, 0, 0.0, 0, y));
+            TCHI_TRY(tchi_cuda_gemm(state, 1.0, left, 0, x, 0, 0.0, 0, y));
         } else {
-            TCHI_CUDA_PASS(multiply_full(state, left, y, spare));
+            TCHI_TRY(multiply_full(state, left, y, spare));
         }
     }
     return TCH_OK;
@@ -417,13 +416,13 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* The bound on the error from y = R / sqrt(n); `sizes` takes a number for each matrix. */
+/* The error bound from y = R / sqrt(n); `sizes` is scratch, a number per matrix. */
 static tch_status bound_errors(tchi_cuda_state *state, int32_t root, const tch_matrices *x, tch_matrices *y,
                                tch_matrices *spare, double *sizes, double *error)
 {
-    TCHI_CUDA_PASS(multiply_full(state, x, y, spare));
-    TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, y, error));
-    TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, x, sizes));
+    TCHI_TRY(multiply_full(state, x, y, spare));
+    TCHI_TRY(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, y, error));
+    TCHI_TRY(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, x, sizes));
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(x->batch, THREADS));
     return tchi_cuda_launch(state, "root_residual", divide_errors, blocks, THREADS, x->batch, (double)x->rows, root,
                             sizes, error);
@@ -439,12 +438,12 @@ static tch_status exact_part(tchi_cuda_state *state, int32_t root, const tch_mat
         buffer[i] = {scratch + i * elements, TCH_SCALAR_F64, n, n, n, a->batch, n * n};
     }
     tch_matrices y, spare;
-    TCHI_CUDA_PASS(tchi_cuda_shift_scale(state, x, NULL, NULL, 0.0, &buffer[0]));
-    TCHI_CUDA_PASS(tchi_cuda_shift_scale(state, a, shift, NULL, 0.0, &buffer[1]));
-    TCHI_CUDA_PASS(multiply_chain(state, root, buffer, &y, &spare));
+    TCHI_TRY(tchi_cuda_shift_scale(state, x, NULL, NULL, 0.0, &buffer[0]));
+    TCHI_TRY(tchi_cuda_shift_scale(state, a, shift, NULL, 0.0, &buffer[1]));
+    TCHI_TRY(multiply_chain(state, root, buffer, &y, &spare));
     double unit = 1 / sqrt((double)n);
-    TCHI_CUDA_PASS(tchi_cuda_combine(state, -unit, unit, &y, 0.0, NULL, &y));
-    TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, &y, out));
+    TCHI_TRY(tchi_cuda_combine(state, -unit, unit, &y, 0.0, NULL, &y));
+    TCHI_TRY(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, &y, out));
     return error == NULL ? TCH_OK : bound_errors(state, root, &buffer[0], &y, &spare, scratch + 4 * elements, error);
 }
 
@@ -456,8 +455,8 @@ static tch_status launch_exact(tchi_cuda_state *state, int32_t root, const tch_m
         int64_t count = a->batch - first < chunk ? a->batch - first : chunk;
         tch_matrices a_part = part_of(a, first, count);
         tch_matrices x_part = part_of(x, first, count);
-        TCHI_CUDA_PASS(exact_part(state, root, &a_part, shift != NULL ? shift + first : NULL, &x_part, out + first,
-                                  error != NULL ? error + first : NULL, scratch));
+        TCHI_TRY(exact_part(state, root, &a_part, shift != NULL ? shift + first : NULL, &x_part, out + first,
+                            error != NULL ? error + first : NULL, scratch));
     }
     return TCH_OK;
 }
@@ -467,7 +466,6 @@ static tch_status launch_exact(tchi_cuda_state *state, int32_t root, const tch_m
 int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch,
                                         int64_t probes)
 {
-    (void)type;
     int64_t size = (int64_t)sizeof(double);
     if (n == 0 || batch == 0) {
         return 0;
@@ -500,6 +498,6 @@ tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices
     if (a->batch == 0) {
         return TCH_OK;
     }
-    TCHI_CUDA_PASS(find_residuals(s, root, a, shift, x, probes, out, error, (double *)scratch));
+    TCHI_TRY(find_residuals(s, root, a, shift, x, probes, out, error, (double *)scratch));
     return flags == NULL ? TCH_OK : tchi_cuda_root_verdict(s, a->batch, error != NULL ? error : out, tolerance, flags);
 }

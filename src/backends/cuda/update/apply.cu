@@ -1,4 +1,4 @@
-/* From blocks to parameters: a direction is scaled, goes through momentum, and moves the parameter.
+/* From blocks to parameters: scales a direction, applies momentum, and updates the parameter.
  *
  *     d = block * (as is ? 1 : (unit rms ? sqrt(target) : target) / norm);    // target and norm of the block
  *     if (momentum != 0) {
@@ -8,10 +8,10 @@
  *     p = (decay ? 1 - lr * weight_decay : 1) * p - lr * factor * d;
  *
  *     p = (1 - lr * weight_decay) * p - lr * factor * block / (sqrt(v of the row) + eps) / norm;  // NorMuon: rows.cu
- */
+ * */
 #include "updates.cuh"
 
-/* How the call was made. */
+/* Arguments of the call. */
 typedef struct apply_rules {
     tch_block_scale scale;
     const double *target_norms, *norms;
@@ -63,7 +63,7 @@ static __device__ inline real row_scale(const tchi_cuda_rect &rect, const apply_
     return divisor > 0 ? (real)1 / divisor : (real)0;
 }
 
-/* Those of the thread's four: one of its row, or one of each column; none beyond the rectangle. */
+/* Scales of the thread's four: that of its row, or one per column; zero beyond the rectangle. */
 template <typename real>
 static __device__ inline tchi_cuda_vec4<real> four_scales(const tchi_cuda_rect &rect, const apply_numbers<real> &n,
                                                           const tchi_cuda_corner &chunk, int step)
@@ -138,8 +138,8 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { apply_chunk<by_rows>(ctx, rules, numbers, tile); });
 }
 
-/* The same where all chunks are alike, as most are: of Muon's directions 6 bytes read and 4 written. Twice as many
- * blocks fit on a multiprocessor, and so twice the loads are under way. */
+/* The same if all chunks are full and aligned, as most are: for Muon's directions 6 bytes read and 4 written. Twice as
+ * many blocks, and so loads in flight, fit on a multiprocessor. */
 template <tchi_cuda_access_path path, bool by_rows>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
     apply_even_kernel(const __grid_constant__ tchi_cuda_rects list, apply_rules rules)
@@ -161,7 +161,7 @@ tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scal
 
 tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, double *norms, double *parts)
 {
-    TCHI_CUDA_PASS(tchi_cuda_row_moments(state, update, norms, parts));
+    TCHI_TRY(tchi_cuda_row_moments(state, update, norms, parts));
     return tchi_cuda_launch_update<apply_rules>(
         state, update, TCHI_CUDA_ROWS, "apply_rows",
         {apply_kernel<double, true>, apply_kernel<float, true>, apply_even_kernel<TCHI_CUDA_SHORT, true>},

@@ -1,5 +1,5 @@
-/* What decides about a step and stays on the device: numbers from the host, clocks, gradients that are not finite, and
- * loss scales. But for the gradients it is a few bytes each.
+/* Step control on the device: hyperparameters from the host, clocks, non-finite gradients and loss scales. A few bytes
+ * each, except for gradients.
  *
  *     for (each element g of all gradients) {                 // inspect_gradients
  *         found = found || !isfinite(g);
@@ -9,7 +9,7 @@
  *     step += skip ? 0 : 1;                                   // advance
  *     correction1 = 1 - pow(beta1, step), correction2 = 1 - pow(beta2, step);
  *     scale *= found_inf ? backoff : interval is over ? growth : 1;           // update_scale
- */
+ * */
 #include "backends/rules.h"
 #include "updates.cuh"
 
@@ -23,7 +23,7 @@ typedef struct few_numbers {
     double at[MOST_NUMBERS];
 } few_numbers;
 
-/* The numbers travel as the kernel's parameters, so that nothing of the caller's is read once the launch is queued. */
+/* Passed as kernel parameters, so that no caller memory is read after the launch is queued. */
 static __global__ void store_numbers_kernel(const __grid_constant__ few_numbers values, int count, double *dst)
 {
     int k = (int)threadIdx.x;
@@ -98,22 +98,21 @@ tch_status tchi_cuda_advance(void *state, int64_t count, tch_clock *const *clock
         for (int k = 0; k < now; k++) {
             some.at[k] = clocks[first + k];
         }
-        TCHI_CUDA_PASS(tchi_cuda_launch(state, "advance", advance_kernel,
-                                        tchi_cuda_grid(tchi_cuda_ceil_div(now, THREADS)), THREADS, some, now, hyper,
-                                        skip, correct, rule));
+        TCHI_TRY(tchi_cuda_launch(state, "advance", advance_kernel, tchi_cuda_grid(tchi_cuda_ceil_div(now, THREADS)),
+                                  THREADS, some, now, hyper, skip, correct, rule));
     }
     return TCH_OK;
 }
 
 /* --- gradients that are not finite ------------------------------------------------------------------------------- */
 
-/* What is found: one of the two. All threads that write write the same. */
+/* One of the two results. All writers write the same value. */
 typedef struct finding {
     int32_t *found;
     float *found_inf;
 } finding;
 
-/* A number as it will be stored. */
+/* A number rounded as stored. */
 template <typename real> static __device__ inline real rounded(tch_scalar type, real value)
 {
     switch (type) {
@@ -128,7 +127,7 @@ template <typename real> static __device__ inline real rounded(tch_scalar type, 
     }
 }
 
-/* What was not finite stays so when it is divided, hence one look is enough. */
+/* A non-finite number stays so after division, so one check suffices. */
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline void inspect_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, bool unscale,
                                             const finding &result)
@@ -161,7 +160,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
     tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { inspect_chunk(ctx, unscale, result); });
 }
 
-/* Not stopped by skip, which is decided from what is found here. */
+/* Ignores skip, which depends on this result. */
 tch_status tchi_cuda_inspect_gradients(void *state, const tch_update *update, int32_t unscale, int32_t *found,
                                        float *found_inf)
 {

@@ -1,6 +1,6 @@
-/* AdamW, SGD and Lion over all rectangles of a step. Memory decides: a few operations for 12 to 28 bytes of an element.
- * One thread of a block reduces hyperparameters and clock to the numbers that the others need, in double, while the
- * loads of all of them are under way.
+/* AdamW, SGD and Lion over all rectangles of a step. Memory-bound: a few operations per 12 to 28 bytes. One thread of a
+ * block reduces hyperparameters and clock, in double, to the numbers that the others need while all loads are in
+ * flight.
  *
  *     g = grad / grad_scale + (l2 ? weight_decay * p : 0);    // AdamW
  *     m = beta1 * m + (1 - beta1) * g;
@@ -19,7 +19,7 @@
  *     c = beta1 * m + (1 - beta1) * g;                        // Lion
  *     p = (1 - lr * weight_decay) * p - lr * factor * sign(c);
  *     m = beta2 * m + (1 - beta2) * g;
- */
+ * */
 #include "moments.cuh"
 
 template <typename real> struct step_numbers {
@@ -181,8 +181,8 @@ static __device__ inline void step_chunk(const tchi_cuda_chunk_ctx<real, path> &
     tchi_cuda_put_param(ctx, p);
 }
 
-/* In float32 for an element: AdamW reads 16 bytes and writes 12, 8 more with amsgrad; SGD 8 and 4, with momentum 12 and
- * 8; Lion 12 and 8. AdamW with moments in bfloat16 12 and 8, in codes 10 and 6, and some 40 operations more. */
+/* Bytes per float32 element, read and written: AdamW 16 and 12, 8 more with amsgrad; SGD 8 and 4, with momentum 12 and
+ * 8; Lion 12 and 8. AdamW with bfloat16 moments 12 and 8, with codes 10 and 6 and some 40 more operations. */
 template <typename real, class rule, tch_moments kept>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS,
                                          tchi_cuda_moment_resident<real, kept>() - rule::amsgrad)

@@ -1,6 +1,6 @@
-/* From gradients to blocks: gather, and grafting, the step that another optimizer would take: its norm or, with
- * `replace`, the step itself. In most of Shampoo's steps both are one pass over the gradient, with the same formulas in
- * the same order and so the same bits. All of it is limited by memory.
+/* From gradients to blocks: gather, and grafting, the step of another optimizer: its norm or, with `replace`, the step
+ * itself. Most of Shampoo's steps do both in one pass over the gradient, with the same formulas in the same order and
+ * so bitwise-identically. Memory-bound.
  *
  *     g = grad / grad_scale + (l2 ? weight_decay * p : 0);    // gather
  *     block[0] = g;
@@ -14,9 +14,9 @@
  *
  *     block[0], block[1] = fp16(2^i g), fp16(2^j f);          // gather_fp16, once largest and filtered are known
  *
- * Norms are summed in double in a fixed order: over a thread's elements, over its block of threads, and then by one
- * block over the chunks that belong together, whose sums wait in scratch. */
-#include "backends/cuda/matrix/narrow.h"
+ * Norms are summed in double in a fixed order: over a thread's elements, over its block of threads, and by one block
+ * over the block's chunks, whose sums are in scratch. */
+#include "backends/cuda/matrix/fp16_copy.h"
 #include "backends/cuda/product/two_sided/two_sided.h"
 #include "norms.cuh"
 
@@ -86,7 +86,7 @@ static __device__ inline real filtered(const gather_numbers<real> &n, tch_filter
     return filter == TCH_FILTER_NESTEROV ? fma(n.keep, m, n.take * g) : n.corrected * m;
 }
 
-/* v takes g in, and f becomes d. */
+/* Updates v, and replaces f by d. */
 template <typename real>
 static __device__ inline void graft_all(const graft_numbers<real> &n, const tchi_cuda_vec4s<real> &g,
                                         tchi_cuda_vec4s<real> &v, tchi_cuda_vec4s<real> &f)
@@ -99,7 +99,7 @@ static __device__ inline void graft_all(const graft_numbers<real> &n, const tchi
     }
 }
 
-/* Beyond the edge of a rectangle d is 0 / 0 where graft_eps is 0: those are left out. */
+/* Skips elements beyond the rectangle, where d is 0 / 0 if graft_eps is 0. */
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline double sum_squares(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &d)
 {
@@ -127,7 +127,7 @@ static __device__ inline void zero_blocks(const tchi_cuda_chunk_ctx<real, path> 
     }
 }
 
-/* g from what was fetched of the gradient and, with l2, of the parameter. */
+/* g from the fetched gradient and, with l2, parameter. */
 template <typename real, tchi_cuda_access_path path>
 static __device__ inline void unpack_decayed(const tchi_cuda_chunk_ctx<real, path> &ctx, const gather_numbers<real> &n,
                                              int l2, tchi_cuda_vec4s<real> &p, tchi_cuda_vec4s<real> &g)
@@ -153,7 +153,6 @@ static __device__ inline void put_if_there(const tchi_cuda_chunk_ctx<real, path>
 
 /* --- one pass ---------------------------------------------------------------------------------------------------- */
 
-/* What a block of threads shares. */
 template <typename real> struct gather_memory {
     gather_graft_numbers<real> numbers;
     real tile[TCHI_CUDA_TILE];
@@ -161,8 +160,8 @@ template <typename real> struct gather_memory {
     warp_maxima of_warps[2]; /* of g and of f */
 };
 
-/* Brings together what the warps of a block have found. The sum is that of tchi_cuda_block_sum, for one thread: the
- * other warps are done after the barrier. */
+/* Combines the warps' results. The sum is that of tchi_cuda_block_sum, for one thread: the other warps exit after the
+ * barrier. */
 template <bool grafts, typename memory>
 static __device__ inline void finish_block(const gather_rules &rules, int64_t chunk, int block, double sum,
                                            memory &shared)
@@ -251,8 +250,8 @@ static __device__ inline void gather_chunk(const tchi_cuda_chunk_ctx<real, path>
     finish_block<grafts>(rules, ctx.list.before + blockIdx.x, ctx.rect.block_index, sum, shared);
 }
 
-/* In float32, for an element: 4 bytes read and 4 written, with a filter 8 and 12; grafting with it 12 and 16, where one
- * after the other they read 20 and write 16. */
+/* Bytes per float32 element: 4 read and 4 written, with a filter 8 and 12; grafting with it 12 and 16, vs 20 and 16 in
+ * two passes. */
 template <typename real, bool grafts>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
     gather_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
@@ -261,7 +260,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { gather_chunk<grafts>(ctx, rules, shared); });
 }
 
-/* The same where all chunks are alike and there is no weight decay in gradients: fewer registers, more blocks. */
+/* The same if all chunks are full and aligned and gradients have no weight decay: fewer registers, more blocks. */
 template <tchi_cuda_access_path path, bool grafts>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, grafts ? 4 : TCHI_CUDA_EVEN_RESIDENT)
     gather_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
@@ -283,8 +282,8 @@ static tch_status launch_gather(tchi_cuda_state *s, const tch_update *update, tc
             kernels.even_bf16 = gather_even_kernel<TCHI_CUDA_SHORT, false>;
         }
     }
-    TCHI_CUDA_PASS(clear_largest(s, update, rules.largest, name));
-    TCHI_CUDA_PASS(clear_largest(s, update, rules.filter == TCH_FILTER_NONE ? NULL : rules.filtered, name));
+    TCHI_TRY(clear_largest(s, update, rules.largest, name));
+    TCHI_TRY(clear_largest(s, update, rules.filter == TCH_FILTER_NONE ? NULL : rules.filtered, name));
     return tchi_cuda_launch_update<gather_rules>(s, update, use, name, kernels, rules);
 }
 
@@ -316,8 +315,8 @@ static __device__ inline void gather_fp16_chunk(const tchi_cuda_chunk_ctx<float,
     }
     if (threadIdx.x == 0) {
         numbers = gather_numbers_of<float>(ctx.list, ctx.rect, rules.filter);
-        numbers.scale[0] = tchi_narrow_scale(rules.largest[ctx.rect.block_index]);
-        numbers.scale[1] = has_f ? tchi_narrow_scale(rules.filtered[ctx.rect.block_index]) : 1.0f;
+        numbers.scale[0] = tchi_fp16_scale(rules.largest[ctx.rect.block_index]);
+        numbers.scale[1] = has_f ? tchi_fp16_scale(rules.filtered[ctx.rect.block_index]) : 1.0f;
     }
     __syncthreads();
     if (numbers.skip) {
@@ -340,8 +339,8 @@ static __device__ inline void gather_fp16_chunk(const tchi_cuda_chunk_ctx<float,
     }
 }
 
-/* After gather, with what it noted. For an element 8 bytes read and 4 written. With blocks of float32 gather_graft
- * writes 8 more, which copies in float16 read again: 40 bytes in all, and so 32. */
+/* After gather, with its notes. 8 bytes read and 4 written per element. With float32 blocks gather_graft writes 8 more,
+ * which fp16 copies read again: 40 bytes in total, vs 32. */
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<float>())
     gather_fp16_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
 {
@@ -397,7 +396,7 @@ static __device__ inline void graft_chunk(const tchi_cuda_chunk_ctx<real, path> 
     }
 }
 
-/* In float32, for an element: 12 bytes read and 4 written, 4 more with `replace`; for SGD 4 bytes read. */
+/* Bytes per float32 element: 12 read and 4 written, 4 more with `replace`; for SGD 4 read. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
     graft_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
@@ -408,7 +407,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { graft_chunk(ctx, rules, numbers, tile, sums); });
 }
 
-/* Moves *rect behind the rectangles of one block, and *chunk behind their chunks. */
+/* Advances *rect past the rectangles of one block, and *chunk past their chunks. */
 static norm_range next_range(const tch_update *update, int64_t *rect, int64_t *chunk)
 {
     norm_range range = {*chunk, 0, update->rects[*rect].block_index};
@@ -431,7 +430,7 @@ static tch_status graft_norms(tchi_cuda_state *state, const tch_update *update, 
         while (rect < update->count && ranges.count < MOST_RANGES) {
             ranges.at[ranges.count++] = next_range(update, &rect, &chunk);
         }
-        TCHI_CUDA_PASS(launch_range_norms(state, ranges, update->skip, partial, norms));
+        TCHI_TRY(launch_range_norms(state, ranges, update->skip, partial, norms));
     }
     return TCH_OK;
 }
@@ -443,7 +442,7 @@ int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t rects)
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
 
-/* One pass where the kind of grafting has a v and a norm is all that is asked for, else gather and then graft. */
+/* One pass if the graft has a v and only its norm is needed, else gather and then graft. */
 static tch_status gather_blocks(tchi_cuda_state *s, const tch_update *update, tchi_cuda_use use,
                                 const tch_gathering *how, bool one_pass, const gather_rules &rules)
 {
@@ -451,16 +450,16 @@ static tch_status gather_blocks(tchi_cuda_state *s, const tch_update *update, tc
         return launch_gather<false>(s, update, use, rules);
     }
     if (one_pass) {
-        TCHI_CUDA_PASS(launch_gather<true>(s, update, use, rules));
+        TCHI_TRY(launch_gather<true>(s, update, use, rules));
     } else {
-        TCHI_CUDA_PASS(launch_gather<false>(s, update, use, rules));
-        TCHI_CUDA_PASS(tchi_cuda_launch_update<gather_rules>(s, update, TCHI_CUDA_BLOCKS, "graft",
-                                                             {graft_kernel<double>, graft_kernel<float>}, rules));
+        TCHI_TRY(launch_gather<false>(s, update, use, rules));
+        TCHI_TRY(tchi_cuda_launch_update<gather_rules>(s, update, TCHI_CUDA_BLOCKS, "graft",
+                                                       {graft_kernel<double>, graft_kernel<float>}, rules));
     }
     return how->norms == NULL ? TCH_OK : graft_norms(s, update, rules.partial, how->norms);
 }
 
-/* Both passes over blocks of float16 read gradients and states; the first writes no block. */
+/* With float16 blocks both passes read gradients and states; the first writes no block. */
 tch_status tchi_cuda_gather(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
@@ -479,14 +478,14 @@ tch_status tchi_cuda_gather(void *state, const tch_update *update, const tch_gat
     if (chosen != NULL) {
         *chosen = fp16 ? TCH_SCALAR_F16 : update->block_type;
     }
-    TCHI_CUDA_PASS(gather_blocks(s, update, fp16 ? TCHI_CUDA_NO_BLOCKS : TCHI_CUDA_BLOCKS, how, one_pass, rules));
+    TCHI_TRY(gather_blocks(s, update, fp16 ? TCHI_CUDA_NO_BLOCKS : TCHI_CUDA_BLOCKS, how, one_pass, rules));
     if (!fp16) {
         return TCH_OK;
     }
-    tch_update narrow = *update;
-    narrow.block_type = TCH_SCALAR_F16;
+    tch_update with_fp16 = *update;
+    with_fp16.block_type = TCH_SCALAR_F16;
     tchi_cuda_update_kernels<gather_rules> kernels = {NULL, gather_fp16_kernel};
     kernels.even_fp16 = how->l2 ? NULL : gather_fp16_even_kernel;
-    return tchi_cuda_launch_blocks<gather_rules>(s, &narrow, TCHI_CUDA_BLOCKS, how->sides->buffers, "gather_fp16",
+    return tchi_cuda_launch_blocks<gather_rules>(s, &with_fp16, TCHI_CUDA_BLOCKS, how->sides->buffers, "gather_fp16",
                                                  kernels, rules);
 }

@@ -1,15 +1,14 @@
-/* Moments in bfloat16, or in codes of eight bits with a scale for each 128 elements, which a warp has at one step. See
- * core/codes.h for the codes, and torchium/backend/update.h for the random bits: one number of the generator serves
- * four elements of both moments. */
+/* Moments in bfloat16, or in eight-bit codes with a scale per 128 elements, which a warp has at one step. core/codes.h
+ * has the codes, torchium/backend/update.h the random bits: one Philox counter serves four elements of both moments. */
 #ifndef TCHI_CUDA_MOMENTS_CUH
 #define TCHI_CUDA_MOMENTS_CUH
 
 #include "core/codes.h"
 #include "updates.cuh"
 
-/* Blocks that a processor should hold: they have fewer bytes in flight each than those with float32 moments. AdamW with
- * codes, 822 million elements on an H200, with the check of 1 ms: 6.91 ms with 3, 6.57 with 4, 6.45 with 5; Lion 5.11,
- * 4.74, 4.85; with float32 moments 6.58 and 4.95. */
+/* Blocks per multiprocessor: they have fewer bytes in flight each than with float32 moments. AdamW with codes, 822
+ * million elements on an H200, with the check of 1 ms: 6.91 ms with 3, 6.57 with 4, 6.45 with 5; Lion 5.11, 4.74, 4.85;
+ * with float32 moments 6.58 and 4.95. */
 #define TCHI_CUDA_NARROW_RESIDENT 4
 
 template <typename real, tch_moments kept> constexpr int tchi_cuda_moment_resident()
@@ -20,13 +19,14 @@ template <typename real, tch_moments kept> constexpr int tchi_cuda_moment_reside
 #define TCHI_CUDA_MOMENT_FN                                                                                            \
     template <tch_moments kept, typename real, tchi_cuda_access_path path> static __device__ inline
 
-/* Scales take the place of blocks, which no operation with moments of this kind has. */
+/* Scales use the slots of blocks, which no operation with such moments has. */
 static __device__ inline float *tchi_cuda_scale_at(const tchi_cuda_rect &rect, int index, const tchi_cuda_place &place)
 {
     return (float *)rect.data[TCHI_CUDA_BLOCK_0 + index] + place.offset / TCH_CODE_BLOCK;
 }
 
-/* Codes come in whole words, also the last. A word and its scale wait in the first two of the four. */
+/* Codes are read and written as whole words, including the last. A raw word and its scale are in the first two of the
+ * four. */
 static __device__ inline tchi_cuda_vec4<float> tchi_cuda_load_codes(const tchi_cuda_rect &rect, int index,
                                                                     const tchi_cuda_place &place)
 {
@@ -86,8 +86,7 @@ static __device__ inline void tchi_cuda_unpack_moment(int index, tchi_cuda_vec4s
 
 /* --- the way back ------------------------------------------------------------------------------------------------ */
 
-/* What the scale of a warp's 128 elements follows from, those beyond the end being 0. `was` are first moments before
- * the step. */
+/* Statistics for the scale of a warp's 128 elements, zero beyond the end. `was` are the previous first moments. */
 template <bool squares, tchi_code_use use>
 static __device__ inline tchi_code_extent
 tchi_cuda_code_extent(const tchi_cuda_place &place, const tchi_cuda_vec4<float> &four, const tchi_cuda_vec4<float> &was)
@@ -105,7 +104,7 @@ tchi_cuda_code_extent(const tchi_cuda_place &place, const tchi_cuda_vec4<float> 
     return e;
 }
 
-/* The words of a warp's 128 elements and their scale. All lanes come here, those beyond the end with zeros. */
+/* Stores the words of a warp's 128 elements and their scale. Called by all lanes, with zeros beyond the end. */
 template <tchi_code_use use>
 static __device__ inline void tchi_cuda_store_codes(const tchi_cuda_rect &rect, int index, const tchi_cuda_place &place,
                                                     const tchi_cuda_vec4<float> &four, const tchi_cuda_vec4<float> &was,
@@ -141,8 +140,7 @@ static __device__ inline void tchi_cuda_store_bfloats(void *data, bool wide, int
     tchi_cuda_put_shorts((unsigned short *)data + place.offset, wide, place.count, bits, false);
 }
 
-/* Rounds the moments of state 0 and, for AdamW, of state 1, and stores them. `was` are those of state 0 before the
- * step. */
+/* Rounds and stores the moments of state 0 and, for AdamW, of state 1. `was` is state 0 before the step. */
 template <tchi_code_use use, tch_moments kept, typename real, tchi_cuda_access_path path>
 static __device__ inline void
 tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &first,

@@ -1,4 +1,4 @@
-/* The largest elements and the norms of blocks, for gather.cu, rotated.cu and rows.cu. */
+/* Largest elements and norms of blocks, for gather.cu, rotated.cu and rows.cu. */
 #ifndef TCHI_CUDA_NORMS_CUH
 #define TCHI_CUDA_NORMS_CUH
 
@@ -6,11 +6,11 @@
 
 /* --- the largest elements of blocks, which scale those of float16 ------------------------------------------------ */
 
-/* The most bits of each warp's numbers: one thread brings those of a block together, since a warp's atomics to the one
- * place for a matrix would wait for each other. */
+/* Maximum bits per warp: one thread combines those of a block, since atomics of all warps to one address per matrix
+ * would serialize. */
 typedef uint32_t warp_maxima[TCHI_CUDA_UPDATE_THREADS / 32];
 
-/* Zeros beyond the edge of a rectangle do not count. */
+/* Elements beyond the rectangle are zero. */
 template <typename real>
 static __device__ inline void note_largest(const tchi_cuda_vec4s<real> &x, warp_maxima &of_warps)
 {
@@ -25,7 +25,7 @@ static __device__ inline void note_largest(const tchi_cuda_vec4s<real> &x, warp_
     }
 }
 
-/* *largest becomes the bits, as float32, of the largest absolute value, NaN above all others. */
+/* *largest becomes the float32 bits of the largest absolute value; NaN propagates. */
 static __device__ inline void keep_largest(const warp_maxima &of_warps, uint32_t *largest)
 {
     uint32_t most = of_warps[0];

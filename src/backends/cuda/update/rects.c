@@ -1,18 +1,17 @@
-/* Cuts rectangles into chunks: as few as possible, since what sticks out of a rectangle is idle threads, with rows long
- * enough for memory on both sides of a transposition. */
+/* Divides rectangles into chunks: as few as possible, since the part outside a rectangle is idle threads, with rows
+ * long enough for memory on both sides of a transposition. */
 #include "rects.h"
 
 #include "backends/cuda/runtime/scalars.h"
 
-/* The shortest row of a chunk where the rectangle has longer ones: 32 elements are 128 bytes of float32, a line of the
- * caches. */
+/* The shortest row of a chunk if the rectangle has longer ones: 32 float32 elements are 128 bytes, a cache line. */
 #define LOG_LINE 5
 
 #define LOG_FOUR 2
 
 _Static_assert(sizeof(tchi_cuda_rects) <= 31744, "the rectangles leave no room for a kernel's other parameters");
 
-/* The rectangle of a rectangle once rows that follow each other without a gap are one. */
+/* The extent of a rectangle after merging contiguous rows. */
 typedef struct extent {
     int64_t rows, cols;
     int transposed;
@@ -34,7 +33,7 @@ static extent extent_of(const tch_rect *rect, int blocks)
     return e;
 }
 
-/* The power of two, from 4 up to a line, that a side of n elements needs at least. */
+/* The least log2, from 4 elements up to a line, that covers a side of n elements. */
 static int log_least(int64_t n)
 {
     int log = LOG_FOUR;
@@ -49,7 +48,7 @@ static int64_t ceil_shift(int64_t n, int log)
     return (n + ((int64_t)1 << log) - 1) >> log;
 }
 
-/* Of the widths with the fewest chunks the widest, or where blocks are transposed the squarest. */
+/* Of the widths with the fewest chunks the widest, or for transposed blocks the squarest. */
 static cut cut_up(extent e, int log_chunk)
 {
     int most = e.transposed ? log_chunk - log_least(e.rows) : log_chunk;
@@ -73,8 +72,8 @@ int64_t tchi_cuda_chunks_of(const tch_rect *rect, int log_chunk, int blocks)
     return c.across * c.down;
 }
 
-/* A side of a chunk is at most twice as long as it must be, and four times where it is 1 and becomes 4: what sticks out
- * is at most three times the rectangle, or it is a single chunk. */
+/* A side of a chunk is at most twice as long as needed, and four times if 1 becomes 4: at most three times the
+ * rectangle is outside, or there is a single chunk. */
 int64_t tchi_cuda_most_chunks(int64_t elements, int64_t rects, int log_chunk)
 {
     return ceil_shift(elements, log_chunk - LOG_FOUR) + rects;
@@ -102,7 +101,7 @@ static tch_scalar type_of(const tch_update *update, int slot)
     }
 }
 
-/* vec4s are 16 bytes, or 8 where an element has 2; of float64 they are two loads of 16. */
+/* vec4s are 16 bytes, 8 for 2-byte elements; for float64 two loads of 16. */
 static int is_wide(const void *data, tch_scalar type, int64_t rows, int64_t ld)
 {
     uintptr_t alignment = tchi_cuda_scalar_size(type) == 2 ? 8 : 16;
@@ -178,7 +177,7 @@ static void *block_of(const tch_update *update, const tch_rect *rect, int k, int
     return fp16 == NULL ? at : (char *)fp16[k] + (at - (char *)fp16[k]) / tchi_cuda_scalar_size(update->real) * 2;
 }
 
-/* No memory holds so many elements, 2^40 at least, that the chunks of a launch would not be counted by 31 bits. */
+/* 31 bits suffice for the chunks of a launch: more would need at least 2^40 elements. */
 int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, void *const *fp16, int64_t *next,
                        tchi_cuda_rects *list)
 {

@@ -1,15 +1,15 @@
-/* The rectangles of an update as kernels take them: by value, as many as fit among a kernel's parameters, each cut into
- * chunks, one for a block of threads. The cut depends on the rectangle alone, so that results do not depend on which
- * rectangles share a call. */
+/* The rectangles of an update as kernel parameters: by value, as many as fit, each divided into chunks, one per block
+ * of threads. The division depends on the rectangle alone, so that results do not depend on which rectangles share a
+ * call. */
 #ifndef TCHI_CUDA_UPDATES_RECTS_H
 #define TCHI_CUDA_UPDATES_RECTS_H
 
 #include <torchium/backend.h>
 
-/* Parameters of a kernel end at 32764 bytes; this many rectangles leave more than a kilobyte for the others. */
+/* Kernel parameters are limited to 32764 bytes; this many rectangles leave more than a kilobyte for the others. */
 #define TCHI_CUDA_MAX_RECTS 224
 
-/* Where a rectangle has data. */
+/* Data slots of a rectangle. */
 typedef enum tchi_cuda_slot {
     TCHI_CUDA_PARAM = 0,
     TCHI_CUDA_MASTER = 1,
@@ -22,8 +22,8 @@ typedef enum tchi_cuda_slot {
     TCHI_CUDA_SLOTS = 8
 } tchi_cuda_slot;
 
-/* Chunks are rectangles of a power of two of elements, with sides that are powers of two from 4 on. They lie row by
- * row, `across` of them beside each other; the last ones stick out of the rectangle. */
+/* Chunks are rectangles with a power of two of elements, with sides that are powers of two from 4 on, in row-major
+ * order, `across` per row; the last ones extend beyond the rectangle. */
 typedef struct tchi_cuda_rect {
     void *data[TCHI_CUDA_SLOTS];
     const tch_clock *clock;
@@ -36,7 +36,7 @@ typedef struct tchi_cuda_rect {
     double factor;
 } tchi_cuda_rect;
 
-/* What one launch works on. */
+/* The work of one launch. */
 typedef struct tchi_cuda_rects {
     const tch_hyper *hyper;
     const int32_t *skip;
@@ -54,7 +54,7 @@ typedef struct tchi_cuda_rects {
     tchi_cuda_rect rect[TCHI_CUDA_MAX_RECTS];
 } tchi_cuda_rects;
 
-/* What an operation looks at. */
+/* The part of a rectangle that an operation uses. */
 typedef enum tchi_cuda_use {
     TCHI_CUDA_PARAMS = 0,
     TCHI_CUDA_BLOCKS = 1,
@@ -64,17 +64,16 @@ typedef enum tchi_cuda_use {
 
 TCH_BEGIN_DECLS
 
-/* Packs rectangles of the update from *next on, as many as one launch takes, into chunks of 2^log_chunk elements, and
- * moves *next behind them; empty ones are left out. Returns the number of chunks, 0 when nothing is left. `blocks` is a
- * tchi_cuda_use. With `fp16`, blocks are float16 at the front of these two buffers, in which those of the arithmetic's
- * type would have lain. */
+/* Packs as many rectangles of the update as fit one launch, from *next on, into chunks of 2^log_chunk elements, and
+ * advances *next; empty ones are skipped. Returns the number of chunks, 0 at the end. `blocks` is a tchi_cuda_use. With
+ * `fp16`, blocks are float16 at the front of these two buffers, where blocks of the compute type would be. */
 int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, void *const *fp16, int64_t *next,
                        tchi_cuda_rects *list);
 
 /* Chunks of one rectangle, as tchi_cuda_pack cuts it. */
 int64_t tchi_cuda_chunks_of(const tch_rect *rect, int log_chunk, int blocks);
 
-/* No list of so many rectangles with so many elements in all has more chunks. */
+/* Upper bound of the chunks of `rects` rectangles with `elements` in total. */
 int64_t tchi_cuda_most_chunks(int64_t elements, int64_t rects, int log_chunk);
 
 TCH_END_DECLS

@@ -1,8 +1,8 @@
-/* SOAP's Adam inside blocks. It is limited by memory; a chunk of a transposed block passes through shared memory.
+/* SOAP's Adam inside blocks. Memory-bound; chunks of transposed blocks pass through shared memory.
  *
  *     v = beta2 * v + (1 - beta2) * block[0] * block[0];
  *     block[1] *= sqrt(correction2) / correction1 / (sqrt(v) + eps);
- */
+ * */
 #include "norms.cuh"
 
 template <typename real> struct rotated_numbers {
@@ -71,7 +71,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
 
 tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update, uint32_t *notes)
 {
-    TCHI_CUDA_PASS(clear_largest((const tchi_cuda_state *)state, update, notes, "rotated_adam"));
+    TCHI_TRY(clear_largest((const tchi_cuda_state *)state, update, notes, "rotated_adam"));
     return tchi_cuda_launch_update<uint32_t *>(state, update, TCHI_CUDA_BLOCKS, "rotated_adam",
                                                {rotated_adam_kernel<double>, rotated_adam_kernel<float>}, notes);
 }

@@ -1,13 +1,13 @@
-/* NorMuon: second moments of the rows of a direction, and the step with every row divided by the root of its own. For a
- * matrix O of m rows and n columns, by its parameter's shape:
+/* NorMuon: second moments of the rows of a direction, and the step with every row divided by the root of its second
+ * moment. For a matrix O of m rows and n columns, in its parameter's shape:
  *
  *     for each row i:      v[i] = beta2 v[i] + (1 - beta2) mean of O[i][j]^2
  *     norm = sqrt of the sum of (O[i][j] / (sqrt(v[i]) + eps))^2, which follows from the sums of the rows
  *     for each element:    p[i][j] = (1 - lr weight_decay) p[i][j] - lr factor O[i][j] / (sqrt(v[i]) + eps) / norm
  *
- * A row lies along the rows of its block, where a warp adds it up, or along the columns, where a block of threads has
- * 128 of them side by side. Sums are in double and in a fixed order: over a thread's elements, then over the threads,
- * then by one block of threads over the rows of a matrix. */
+ * A row runs along the rows of its block, where a warp sums it, or along the columns, where a block of threads sums 128
+ * of them. Sums are in double in a fixed order: over a thread's elements, over the threads, and by one block over the
+ * rows of a matrix. */
 #include "backends/rules.h"
 
 #include "norms.cuh"
@@ -18,7 +18,6 @@
 #define WARPS (TCHI_CUDA_UPDATE_THREADS / 32)
 #define COLUMNS 128 /* that a block of threads adds up: a four for each thread of a warp */
 
-/* One rectangle as `count` rows of `length` elements. */
 typedef struct row_matrix {
     const void *block;
     void *moments;
@@ -83,7 +82,7 @@ static __device__ inline void add_rows(const row_matrices &list, const row_matri
     }
 }
 
-/* COLUMNS of the block's columns, every eighth element of each for a warp. */
+/* COLUMNS of the block's columns; each warp adds every eighth element. */
 template <typename real>
 static __device__ inline void add_columns(const row_matrices &list, const row_matrix &m, int64_t group,
                                           double (*shared)[COLUMNS])
@@ -151,8 +150,8 @@ static row_matrix matrix_of(const tch_update *update, const tch_rect *rect, int6
     return m;
 }
 
-/* Matrices of the update from *next on, as many as one launch takes; the blocks of threads for them, 0 when none is
- * left. *first is the number of rows before them. */
+/* Packs as many matrices of the update as fit one launch, from *next on; returns the blocks of threads for them, 0 at
+ * the end. *first is the number of rows before them. */
 static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *first, row_matrices *list,
                              norm_ranges *ranges)
 {
@@ -175,7 +174,7 @@ static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *f
     return (int32_t)groups;
 }
 
-/* Of block[0], into state[1]; norms of the matrices divided by their roots. `parts` is scratch. */
+/* Updates state[1] from block[0], and computes the norms of the matrices divided by their roots. `parts` is scratch. */
 tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *norms, double *parts)
 {
     row_matrices list;
@@ -189,9 +188,8 @@ tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *
     list.type = update->block_type;
     while ((groups = pack_matrices(update, &next, &first, &list, &ranges)) > 0) {
         auto kernel = update->real == TCH_SCALAR_F64 ? row_moments_kernel<double> : row_moments_kernel<float>;
-        TCHI_CUDA_PASS(
-            tchi_cuda_launch(state, "row_moments", kernel, (unsigned)groups, TCHI_CUDA_UPDATE_THREADS, list));
-        TCHI_CUDA_PASS(launch_range_norms(state, ranges, update->skip, parts, norms));
+        TCHI_TRY(tchi_cuda_launch(state, "row_moments", kernel, (unsigned)groups, TCHI_CUDA_UPDATE_THREADS, list));
+        TCHI_TRY(launch_range_norms(state, ranges, update->skip, parts, norms));
     }
     return TCH_OK;
 }

@@ -1,8 +1,8 @@
-/* What the kernels of optimizers share: a block of threads finds its chunk of a rectangle, and its threads load vec4s,
- * work on them in registers, and store. 16-bit numbers are loaded as bits and converted afterwards, so that all loads
- * of a thread are under way before it needs the first. Transposed blocks pass through a tile in shared memory, so that
- * both sides are accessed along their rows. Kernels spell out fma: left to the compiler, it might round one copy of a
- * formula otherwise than another, and the bits of an element would depend on where in its rectangle it lies. */
+/* Shared by the optimizers' kernels: a block finds its chunk of a rectangle, and its threads load vec4s, process them
+ * in registers, and store. 16-bit numbers are loaded as bits and converted afterwards, so that all loads of a thread
+ * are in flight before the first is needed. Transposed blocks pass through a shared-memory tile, so that both sides are
+ * accessed along rows. fma is explicit: the compiler might contract copies of a formula differently, and an element's
+ * bits would depend on its position in the rectangle. */
 #ifndef TCHI_CUDA_UPDATES_CUH
 #define TCHI_CUDA_UPDATES_CUH
 
@@ -11,25 +11,25 @@
 
 #define TCHI_CUDA_UPDATE_THREADS 256
 
-/* vec4s of a thread. With two, a block has 8 KB under way of each array that it reads, and three blocks or more fit on
- * a processor; an H200 needs about 25 KB there to cover the latency of its memory (700 ns at 4.8 TB/s over 132). */
+/* vec4s per thread. With two, a block has 8 KB in flight per array, and three or more blocks fit on a multiprocessor;
+ * an H200 needs about 25 KB there to hide its memory latency (700 ns at 4.8 TB/s over 132). */
 #define TCHI_CUDA_STEPS 2
 
 /* Elements of a chunk as a power of two; steps are 1, 2 or 4. */
 #define TCHI_CUDA_LOG_CHUNK (10 + TCHI_CUDA_STEPS / 2)
 
-/* Blocks that a multiprocessor should hold. */
+/* Target blocks per multiprocessor. */
 template <typename real> constexpr int tchi_cuda_resident()
 {
     return sizeof(real) == sizeof(double) ? 2 : 3;
 }
 
-/* The same of kernels that know the access path of all their chunks. */
+/* The same for kernels with one access path for all chunks. */
 #define TCHI_CUDA_EVEN_RESIDENT 5
 
 /* --- which chunk ------------------------------------------------------------------------------------------------- */
 
-/* Which of `count` items, beginning at those numbers, has number blockIdx.x. */
+/* The item that contains blockIdx.x, given the first index of each. */
 static __device__ inline int tchi_cuda_find_item(const int32_t *first, int count)
 {
     int low = 0;
@@ -45,17 +45,17 @@ static __device__ inline int tchi_cuda_find_item(const int32_t *first, int count
     return low;
 }
 
-/* A chunk as the threads of a block walk it: thread t has at step s the four elements from number 4 (256 s + t) on, the
- * chunk's rows being 2^log_width long. */
+/* A chunk as the threads traverse it: at step s thread t has the four elements from number 4 (256 s + t) on, with rows
+ * of 2^log_width. */
 typedef struct tchi_cuda_view {
     int64_t base, ld; /* of the first element, and from row to row */
     int rows, cols;   /* as far as the chunk lies in the rectangle */
     int log_width;
 } tchi_cuda_view;
 
-/* Where four elements of it begin, and how many there are from there to the end of the row; none count where that is 0
- * or less. (Clamped to 0 to 4, the count would be compared with 4 in a way that ptxas 13.0 gets wrong for sm_90:
- * partial vec4s were loaded whole.) */
+/* Offset of four elements, and the number from there to the end of the row; none if it is 0 or less. (Clamped to 0 to
+ * 4, the count would be compared with 4 in a way that ptxas 13.0 miscompiles for sm_90: partial vec4s were loaded
+ * whole.) */
 typedef struct tchi_cuda_place {
     int64_t offset;
     int count;
@@ -66,7 +66,7 @@ static __device__ inline int tchi_cuda_number(int step)
     return (step * TCHI_CUDA_UPDATE_THREADS + (int)threadIdx.x) * 4;
 }
 
-/* Where the block's chunk begins in its rectangle. */
+/* Origin of the block's chunk in its rectangle. */
 typedef struct tchi_cuda_corner {
     int64_t row, col;
 } tchi_cuda_corner;
@@ -105,8 +105,8 @@ static __device__ inline tchi_cuda_view tchi_cuda_block_view_of(const tchi_cuda_
 
 /* --- how to get at it -------------------------------------------------------------------------------------------- */
 
-/* What a block of threads knows about its chunk before it compiles down to loads and stores: those of plain chunks,
- * nearly all, have no branch between them. */
+/* Compile-time knowledge about a chunk, which reduces access to loads and stores: plain chunks, nearly all, have no
+ * branch between them. */
 typedef enum tchi_cuda_access_path {
     TCHI_CUDA_ANY = 0,   /* nothing */
     TCHI_CUDA_WHOLE = 1, /* all vec4s are complete and aligned */
@@ -135,7 +135,7 @@ template <typename real, tchi_cuda_access_path path> struct tchi_cuda_chunk_ctx 
 
 #define TCHI_CUDA_CHUNK_FN template <typename real, tchi_cuda_access_path path> static __device__ inline
 
-/* What a thread has of a chunk. */
+/* A thread's part of a chunk. */
 template <typename real> struct tchi_cuda_vec4s {
     tchi_cuda_vec4<real> at[TCHI_CUDA_STEPS];
 };
@@ -184,8 +184,8 @@ TCHI_CUDA_CHUNK_FN bool tchi_cuda_chunk_has(const tchi_cuda_chunk_ctx<real, path
 
 /* --- loading four elements --------------------------------------------------------------------------------------- */
 
-/* Data pass by once a step and exceed the caches, so loads and stores are streaming ones, except the stores of blocks,
- * which are multiplied next. */
+/* Data is used once per step and exceeds the caches, so loads and stores are streaming, except stores of blocks, which
+ * are multiplied next. */
 
 template <typename real> static __device__ inline bool tchi_cuda_is_packed(tch_scalar type)
 {
@@ -205,7 +205,7 @@ static __device__ inline uint2 tchi_cuda_load_packed(const unsigned short *from,
     return make_uint2(word[0], word[1]);
 }
 
-/* Elements beyond the place's count come out as zero. Packed ones are in the first two of the four. */
+/* Zeros beyond the place's count. Packed elements are in the first two of the four. */
 template <typename real>
 static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_raw(tch_scalar type, bool wide, const void *data,
                                                                  const tchi_cuda_place &place)
@@ -327,7 +327,7 @@ static __device__ inline uint4 tchi_cuda_philox(uint4 counter, uint32_t key0, ui
     return counter;
 }
 
-/* What the random bits of a rectangle depend on besides the element. */
+/* Inputs of a rectangle's random bits besides the element. */
 typedef struct tchi_cuda_dice {
     uint32_t parameter, step, key0, key1;
 } tchi_cuda_dice;
@@ -343,8 +343,8 @@ static __device__ inline uint4 tchi_cuda_roll(const tchi_cuda_dice &dice, uint64
     return tchi_cuda_philox(counter, dice.key0, dice.key1);
 }
 
-/* The words of elements e to e + 3. Where e is not a multiple of four they come from two numbers of the generator,
- * moved down by e % 4 places in two steps, so that they stay in registers. */
+/* Random words of elements e to e + 3. If e is not a multiple of four they come from two Philox counters, shifted by e
+ * % 4 in two steps, so that they stay in registers. */
 static __device__ inline uint4 tchi_cuda_random_words(const tchi_cuda_dice &dice, uint64_t e)
 {
     uint4 a = tchi_cuda_roll(dice, e / 4);
@@ -380,7 +380,7 @@ static __device__ inline void tchi_cuda_store_randomly(bool wide, void *data, co
 
 /* --- the vec4s of a chunk ---------------------------------------------------------------------------------------- */
 
-/* Loads a thread's share, to be unpacked later. */
+/* Loads a thread's part, to be unpacked later. */
 TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch(const tchi_cuda_chunk_ctx<real, path> &ctx,
                                                          tchi_cuda_slot slot)
 {
@@ -393,12 +393,12 @@ TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch(const tchi_cuda_chunk_c
     return raw;
 }
 
-/* The same, or zeros. */
-TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch_if(bool wanted, const tchi_cuda_chunk_ctx<real, path> &ctx,
+/* The same if needed, else zeros. */
+TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch_if(bool needed, const tchi_cuda_chunk_ctx<real, path> &ctx,
                                                             tchi_cuda_slot slot)
 {
     tchi_cuda_vec4s<real> raw = {};
-    if (wanted) {
+    if (needed) {
         raw = tchi_cuda_fetch(ctx, slot);
     }
     return raw;
@@ -425,7 +425,7 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_put_all(const tchi_cuda_chunk_ctx<real, path> 
 
 /* --- parameters and gradients ------------------------------------------------------------------------------------ */
 
-/* The authoritative copy of a parameter: its */
+/* The authoritative copy of a parameter: its master copy if it has one. */
 TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch_param(const tchi_cuda_chunk_ctx<real, path> &ctx)
 {
     bool master = path < TCHI_CUDA_PLAIN && tchi_cuda_chunk_has(ctx, TCHI_CUDA_MASTER);
@@ -464,7 +464,7 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_put_param(const tchi_cuda_chunk_ctx<real, path
     }
 }
 
-/* Gradients are divided by this: their scale, with a minus where they change their sign. */
+/* Divisor of gradients: their scale, negated to maximize. */
 template <typename real> static __device__ inline real tchi_cuda_grad_divisor(const tchi_cuda_rects &list)
 {
     real scale = list.grad_scale != NULL ? (real)*list.grad_scale : (real)1;
@@ -491,11 +491,11 @@ static __device__ inline bool tchi_cuda_skips(const tchi_cuda_rects &list)
 
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Elements of the shared tile that transposes a chunk, whose rows are padded by one for the banks; a chunk has at most
+/* Size of the shared tile that transposes a chunk, with rows padded by one against bank conflicts; a chunk has at most
  * a quarter as many rows as elements. */
 #define TCHI_CUDA_TILE ((1 << TCHI_CUDA_LOG_CHUNK) / 4 * 5)
 
-/* Where element k of a four lies in the tile, vec4s being numbered in the order of the parameter or of the block. */
+/* Position of element k of a four in the tile, with vec4s numbered in the order of the parameter or of the block. */
 static __device__ inline int tchi_cuda_in_tile(const tchi_cuda_rect &rect, bool block_order, int number, int k)
 {
     int log = block_order ? rect.log_height : rect.log_width;
@@ -505,7 +505,7 @@ static __device__ inline int tchi_cuda_in_tile(const tchi_cuda_rect &rect, bool 
     return block_order ? col * pitch + row : row * pitch + col;
 }
 
-/* Gives every thread its vec4s in the other order. All threads of a block call it; the tile can be reused at once. */
+/* Transposes the vec4s between the two orders. Called by all threads of a block; the tile can be reused at once. */
 TCHI_CUDA_CHUNK_FN void tchi_cuda_turn(const tchi_cuda_chunk_ctx<real, path> &ctx, bool to_block_order, real *tile,
                                        tchi_cuda_vec4s<real> &vec4s)
 {
@@ -563,7 +563,7 @@ static __device__ __forceinline__ void tchi_cuda_with_chunk(const tchi_cuda_rect
     }
 }
 
-/* The same, of float32 with blocks, where the path of all chunks is known. */
+/* The same for float32 with blocks and a known path of all chunks. */
 template <tchi_cuda_access_path path, typename chunk_fn>
 static __device__ __forceinline__ void tchi_cuda_with_even_chunk(const tchi_cuda_rects &list, const chunk_fn &work)
 {
@@ -574,8 +574,7 @@ static __device__ __forceinline__ void tchi_cuda_with_even_chunk(const tchi_cuda
                                           tchi_cuda_block_view_of(rect, corner), corner});
 }
 
-/* The kernels of an operation, of which one takes a list: those for chunks that are all full and aligned are NULL where
- * there is none. */
+/* The kernels of an operation, one of which is launched for a list; those for full, aligned chunks may be NULL. */
 template <typename... params> struct tchi_cuda_update_kernels {
     void (*f64)(tchi_cuda_rects, params...);
     void (*f32)(tchi_cuda_rects, params...);
@@ -600,8 +599,7 @@ static tch_status tchi_cuda_launch_blocks(void *state, const tch_update *update,
                     : list.plain  ? kernels.even_f32
                                   : NULL;
         auto kernel = update->real == TCH_SCALAR_F64 ? kernels.f64 : even != NULL ? even : kernels.f32;
-        TCHI_CUDA_PASS(
-            tchi_cuda_launch(state, name, kernel, (unsigned)chunks, TCHI_CUDA_UPDATE_THREADS, list, with...));
+        TCHI_TRY(tchi_cuda_launch(state, name, kernel, (unsigned)chunks, TCHI_CUDA_UPDATE_THREADS, list, with...));
         list.before += chunks;
     }
     return TCH_OK;

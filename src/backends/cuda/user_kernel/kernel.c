@@ -1,14 +1,13 @@
-/* Loads, describes and launches what kernel_build.c made. Kernels are reached through the runtime's own library
- * functions, which belong to the device's primary context, as everything of this module does: a launch is one call on
- * the context's stream, which allocates nothing, waits for nothing, and can be captured in a graph. */
-#include <stdalign.h>
-#include <stddef.h>
+/* Loads, describes and launches kernels of kernel_build.c through the runtime's library API, in the device's primary
+ * context like the rest of the module: a launch is one asynchronous call on the context's stream that allocates nothing
+ * and can be captured in a graph. */
 #include <string.h>
 
 #include "backends/cuda/cuda.h"
+#include "backends/host_memory.h"
 #include "kernel_text.h"
 
-/* What the text behind the source wrote down. */
+/* The signature exported by the text after the source. */
 typedef struct signature {
     int32_t count;
     tch_kernel_parameter parameters[];
@@ -25,7 +24,7 @@ typedef struct user_kernel {
     char name[]; /* the user's, for messages */
 } user_kernel;
 
-/* CUDA takes a kernel of a library wherever it takes the address of a function. */
+/* CUDA accepts a library kernel wherever it accepts a function address. */
 static const void *function_of(const user_kernel *kernel)
 {
     return (const void *)kernel->function;
@@ -49,7 +48,7 @@ static int ends_with_nul(const char *text, uint64_t bytes)
     return bytes > 0 && text[bytes - 1] == '\0';
 }
 
-/* A cubin says its own length in its ELF header, past which CUDA does not read; PTX ends with its NUL. */
+/* A cubin's ELF header bounds what CUDA reads; PTX is NUL-terminated. */
 static tch_status read_image(const tch_kernel_image *image, image_parts *parts)
 {
     tchi_cuda_image header;
@@ -79,8 +78,7 @@ static tch_status read_image(const tch_kernel_image *image, image_parts *parts)
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
 
-/* The signature is a variable of the kernel's library, on the GPU. A stream of its own, so that
- * nothing else synchronizes. */
+/* The signature is a device variable. Uses a separate stream, so that nothing else synchronizes. */
 static tch_status copy_from_device(void *to, const void *from, size_t bytes)
 {
     cudaStream_t stream = NULL;
@@ -93,7 +91,7 @@ static tch_status copy_from_device(void *to, const void *from, size_t bytes)
     return tchi_cuda_check(error, "reading the kernel's parameters");
 }
 
-/* What the compiler knows of the sizes must be what CUDA will copy at a launch. */
+/* Checks the compiler's parameter sizes against those CUDA copies at a launch. */
 static tch_status compare_sizes(const user_kernel *kernel)
 {
     for (int32_t i = 0; i < kernel->signature->count; i++) {
@@ -119,13 +117,9 @@ static tch_status read_signature(user_kernel *kernel)
     if (bytes < sizeof(signature)) {
         return fail_damaged("its signature is too short");
     }
-    kernel->signature = tchi_cuda_host->allocate(bytes, alignof(max_align_t));
-    if (kernel->signature == NULL) {
-        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a kernel's parameters",
-                                    bytes);
-    }
+    TCHI_TRY(tchi_backend_take(tchi_cuda_host, bytes, "a kernel's parameters", &kernel->signature));
     kernel->signature_bytes = bytes;
-    TCHI_CUDA_PASS(copy_from_device(kernel->signature, place, bytes));
+    TCHI_TRY(copy_from_device(kernel->signature, place, bytes));
     int32_t count = kernel->signature->count;
     if (count < 0 || bytes != sizeof(signature) + (size_t)count * sizeof(tch_kernel_parameter)) {
         return fail_damaged("the number of its parameters is not that of its signature");
@@ -135,8 +129,8 @@ static tch_status read_signature(user_kernel *kernel)
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Above 48 KiB dynamic shared memory has to be asked for. It is a limit, and reserves nothing: the most that the GPU
- * has is asked for once, here, so that a launch has nothing to decide. */
+/* More than 48 KiB of dynamic shared memory needs an opt-in. It is a limit and reserves nothing: opts in to the GPU's
+ * maximum once, so that launches need not. */
 static tch_status allow_shared(const tchi_cuda_state *s, user_kernel *kernel)
 {
     kernel->most_shared = s->device.shared_per_block - (int64_t)kernel->attributes.sharedSizeBytes;
@@ -149,7 +143,7 @@ static tch_status allow_shared(const tchi_cuda_state *s, user_kernel *kernel)
                            "cudaFuncSetAttribute");
 }
 
-/* Asking for the attributes makes CUDA load the code now and not at the first launch, which may be under capture. */
+/* Querying attributes makes CUDA load the code now instead of at the first launch, which may be captured. */
 static tch_status load_kernel(const tchi_cuda_state *s, user_kernel *kernel, const image_parts *parts)
 {
     cudaError_t error = cudaLibraryLoadData(&kernel->library, parts->code, NULL, NULL, 0, NULL, NULL, 0);
@@ -166,13 +160,13 @@ static tch_status load_kernel(const tchi_cuda_state *s, user_kernel *kernel, con
     }
     TCHI_CUDA_TRY(error, "looking up the kernel");
     TCHI_CUDA_TRY(cudaFuncGetAttributes(&kernel->attributes, function_of(kernel)), "cudaFuncGetAttributes");
-    TCHI_CUDA_PASS(read_signature(kernel));
+    TCHI_TRY(read_signature(kernel));
     return allow_shared(s, kernel);
 }
 
 /* --- properties -------------------------------------------------------------------------------------------------- */
 
-/* The block with the most threads under way on a multiprocessor, the largest of equal ones. */
+/* The block size with the highest occupancy, the largest of equal ones. */
 static tch_status suggest_launch(const tchi_cuda_state *s, const user_kernel *kernel, tch_kernel_info *info)
 {
     enum { WARP = 32 };
@@ -214,14 +208,11 @@ tch_status tchi_cuda_kernel_load(void *state, const tch_kernel_image *image, voi
         return tchi_cuda_host->fail(TCH_ERR_UNSUPPORTED, "a kernel cannot be loaded while the stream is captured in a "
                                                          "graph: compile it before capturing");
     }
-    TCHI_CUDA_PASS(read_image(image, &parts));
+    TCHI_TRY(read_image(image, &parts));
     size_t name_bytes = strlen(parts.name) + 1;
     size_t bytes = sizeof(user_kernel) + name_bytes;
-    user_kernel *made = tchi_cuda_host->allocate(bytes, alignof(max_align_t));
-    if (made == NULL) {
-        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a kernel", bytes);
-    }
-    memset(made, 0, bytes);
+    user_kernel *made;
+    TCHI_TRY(tchi_backend_take(tchi_cuda_host, bytes, "a kernel", &made));
     made->bytes = bytes;
     memcpy(made->name, parts.name, name_bytes);
     tch_status status = load_kernel(s, made, &parts);
@@ -236,11 +227,10 @@ tch_status tchi_cuda_kernel_load(void *state, const tch_kernel_image *image, voi
     return TCH_OK;
 }
 
-/* Nothing may fail here: after a fault CUDA takes nothing back. */
+/* Must not fail: after a fault CUDA may refuse. */
 void tchi_cuda_kernel_unload(void *state, void *kernel)
 {
     user_kernel *made = kernel;
-    (void)state;
     if (made->library != NULL && cudaLibraryUnload(made->library) != cudaSuccess) {
         cudaGetLastError();
     }
@@ -272,7 +262,7 @@ tch_status tchi_cuda_kernel_launch(void *state, void *kernel, const tch_kernel_r
     TCHI_CUDA_TRY(cudaLaunchKernel(function_of(made), dim3_of(run->grid), dim3_of(run->block), (void **)run->arguments,
                                    (size_t)run->shared_bytes, s->stream),
                   made->name);
-    /* Not before: the fault of an older kernel may come up in the call. */
+    /* Not before: the call may report the fault of an older kernel. */
     tchi_cuda_remember_kernel(s->device.index, made->name);
     return tchi_cuda_launched(s, made->name);
 }

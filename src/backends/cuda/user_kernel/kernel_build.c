@@ -1,28 +1,20 @@
-/* Compiles a custom kernel with NVRTC. The source lies between two texts of ours: before it what NVRTC lacks, behind it
- * what writes down the kernel's parameters; #line directives keep the user's own file and lines in every message. NVRTC
- * needs no GPU and touches none. */
+/* Compiles a custom kernel with NVRTC. The source is placed between a prelude, with what NVRTC lacks, and a text that
+ * exports the kernel's parameters; #line directives keep the user's file and lines in messages. NVRTC needs no GPU. */
 #define _GNU_SOURCE
 #include <limits.h>
-#include <stdalign.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "backends/cuda/cuda.h"
+#include "backends/host_memory.h"
 #include "core/sha256.h"
 #include "kernel/macros.h"
 #include "kernel/prelude.h"
 #include "kernel_text.h"
 
-#define TRY(call, what)                                                                                                \
-    do {                                                                                                               \
-        tch_status try_status_ = check_nvrtc(nvrtc, (call), (what));                                                   \
-        if (try_status_ != TCH_OK) {                                                                                   \
-            return try_status_;                                                                                        \
-        }                                                                                                              \
-    } while (0)
+#define TRY(call, what) TCHI_TRY(check_nvrtc(nvrtc, (call), (what)))
 
 static tch_status check_nvrtc(const tchi_nvrtc *nvrtc, tchi_nvrtc_status status, const char *what)
 {
@@ -33,17 +25,12 @@ static tch_status check_nvrtc(const tchi_nvrtc *nvrtc, tchi_nvrtc_status status,
                                 "%s: NVRTC says: %s", what, nvrtc->get_error_string(status));
 }
 
-static tch_status out_of_memory(size_t bytes, const char *what)
-{
-    return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for %s", bytes, what);
-}
-
-/* What messages about the text behind the source are headed with, where its own file's name would be. */
+/* File name in messages about the text after the source. */
 #define NAME_TITLE "the kernel's name"
 
-/* The prelude, the macros of the options, the file's name, the source, the kernel's name and the signature's text. A
- * source may end without a new line, or in a comment's backslash: the directive behind it begins on a line of its own.
- * The signature is global memory: the kernel's constants may fill all that there is. */
+/* Prelude, option macros, file name, source, kernel name and signature text. A source may end without a newline, or in
+ * a comment's backslash: the directive after it is on a separate line. The signature is in global memory: the kernel's
+ * constants may fill constant memory. */
 #define FRAME                                                                                                          \
     "%s%s#line 1 \"%s\"\n%s\n\n#line 1 \"" NAME_TITLE "\"\n#undef TCHI_KERNEL\n#define TCHI_KERNEL %s\n"               \
     "#define TCHI_EXPORT extern \"C\" __device__\n%s"
@@ -71,8 +58,7 @@ static tch_status find_target(const tchi_cuda_state *s, const tchi_nvrtc *nvrtc,
     return TCH_OK;
 }
 
-/* From Hopper on an architecture has instructions of its own, which its successors lack: code for the very GPU may use
- * them. */
+/* From Hopper on an architecture has specific instructions that its successors lack (sm_90a). */
 enum { FIRST_SPECIFIC = 90 };
 
 int tchi_cuda_choose_target(int32_t major, int32_t minor, int32_t count, const int *known, tchi_cuda_target *target)
@@ -90,7 +76,7 @@ int tchi_cuda_choose_target(int32_t major, int32_t minor, int32_t count, const i
     return nearest != 0;
 }
 
-/* A file counts by its name without links, size and time: NVRTC tells no more of its version than two numbers. */
+/* Identifies a file by resolved name, size and time: NVRTC's version is only two numbers. */
 static void add_file(tchi_sha256_state *hash, const char *file)
 {
     struct stat status;
@@ -109,7 +95,7 @@ static void add_file(tchi_sha256_state *hash, const char *file)
     tchi_sha256_add(hash, facts, sizeof facts);
 }
 
-/* Everything beside the user's own text that what comes out depends on. */
+/* Hashes everything besides the user's text that determines the result. */
 static void hash_surroundings(const tchi_nvrtc_files *nvrtc, uint8_t digest[TCHI_SHA256_BYTES])
 {
     tchi_sha256_state hash;
@@ -127,7 +113,7 @@ static void hash_surroundings(const tchi_nvrtc_files *nvrtc, uint8_t digest[TCHI
     tchi_sha256_end(&hash, digest);
 }
 
-/* NVRTC is not opened for it: a kernel may be in the cache. */
+/* Does not open NVRTC: the kernel may be cached. */
 tch_status tchi_cuda_kernel_compiler(void *state, char *text, size_t size)
 {
     const tchi_cuda_state *s = state;
@@ -159,27 +145,25 @@ static tch_status make_text(const tch_kernel_text *text, char **whole, size_t *b
 {
     size_t file_bytes = tchi_quoted_bytes(text->file);
     size_t parts = file_bytes + tchi_macro_bytes(text);
-    char *file = tchi_cuda_host->allocate(parts, 1);
-    if (file == NULL) {
-        return out_of_memory(parts, "the name of a kernel's file and its macros");
-    }
+    char *file;
+    TCHI_TRY(tchi_backend_take(tchi_cuda_host, parts, "the name of a kernel's file and its macros", &file));
     char *macros = file + file_bytes;
     tchi_quoted_write(text->file, file);
     tchi_macros_write(text, macros, parts - file_bytes);
     char none[1];
     int length = write_text(none, sizeof none, text, macros, file);
     *bytes = length > 0 ? (size_t)length + 1 : 0;
-    *whole = length > 0 ? tchi_cuda_host->allocate(*bytes, 1) : NULL;
-    if (*whole != NULL) {
+    tch_status status = tchi_backend_take(tchi_cuda_host, *bytes, "a kernel's source", whole);
+    if (status == TCH_OK) {
         write_text(*whole, *bytes, text, macros, file);
     }
     tchi_cuda_host->release(file, parts);
-    return *whole != NULL ? TCH_OK : out_of_memory(*bytes, "a kernel's source");
+    return status;
 }
 
 /* --- options ----------------------------------------------------------------------------------------------------- */
 
-/* Options are kept in one block: an array of pointers, and behind it their texts. */
+/* Options in one block: an array of pointers, then their texts. */
 typedef struct option_list {
     const char **items;
     int count;
@@ -196,8 +180,8 @@ static void add_option(option_list *list, const char *before, const char *value,
     list->left -= (size_t)length + 1;
 }
 
-/* NVRTC has no -O: the level is its assembler's. Macros stand before the source, see macros.h. The other
- * options that the library lets through are NVRTC's own. */
+/* NVRTC has no -O: the level is passed to ptxas. Macros precede the source, see macros.h. Other permitted options are
+ * NVRTC's own. */
 static void add_user_option(option_list *list, const char *option)
 {
     if (strncmp(option, "-O", 2) == 0) {
@@ -222,18 +206,14 @@ static tch_status reserve_image(option_list *list, const tch_kernel_text *text, 
     size_t texts = text_bytes(text->option_count, text->options) + text_bytes(text->include_count, text->includes) +
                    2 * sizeof nvrtc->headers + 256;
     list->bytes = pointers + texts;
-    list->items = tchi_cuda_host->allocate(list->bytes, alignof(max_align_t));
-    if (list->items == NULL) {
-        return out_of_memory(list->bytes, "a kernel's options");
-    }
+    TCHI_TRY(tchi_backend_take(tchi_cuda_host, list->bytes, "a kernel's options", (void *)&list->items));
     list->count = 0;
     list->next = (char *)list->items + pointers;
     list->left = texts;
     return TCH_OK;
 }
 
-/* Lines for profilers come with the names of their files, which NVRTC writes into the text for its assembler as they
- * are: a quote in one would end it there. */
+/* Line info includes file names, which NVRTC passes to ptxas unescaped: a quote would end the string. */
 static int has_plain_names(const tch_kernel_text *text)
 {
     int plain = strpbrk(text->file, "\"\\") == NULL;
@@ -243,12 +223,12 @@ static int has_plain_names(const tch_kernel_text *text)
     return plain;
 }
 
-/* The user's folders come before CUDA's own. */
+/* The user's folders precede CUDA's. */
 static tch_status make_options(option_list *list, const tch_kernel_text *text, const tchi_nvrtc *nvrtc,
                                const tchi_cuda_target *target)
 {
     char architecture[48];
-    TCHI_CUDA_PASS(reserve_image(list, text, nvrtc));
+    TCHI_TRY(reserve_image(list, text, nvrtc));
     snprintf(architecture, sizeof architecture, "%s_%d%s", target->code == TCHI_CUDA_CODE_PTX ? "compute" : "sm",
              target->number, target->specific ? "a" : "");
     add_option(list, "--gpu-architecture=", architecture, "");
@@ -275,7 +255,7 @@ static tch_status make_options(option_list *list, const tch_kernel_text *text, c
 
 /* --- compiling --------------------------------------------------------------------------------------------------- */
 
-/* One of CUDA's own headers is missing: the log says which, and we say where it comes from. */
+/* For a missing CUDA header, adds where to get it. */
 static void explain_headers(const tchi_nvrtc *nvrtc, char *log, size_t size)
 {
     size_t used = strlen(log);
@@ -284,13 +264,13 @@ static void explain_headers(const tchi_nvrtc *nvrtc, char *log, size_t size)
     }
     snprintf(
         log + used, size - used,
-        "CUDA's headers, such as cuda_fp16.h, were not found beside %.300s nor in /usr/local/cuda/include: install "
+        "CUDA's headers, such as cuda_fp16.h, were not found next to %.300s or in /usr/local/cuda/include: install "
         "them (pip install nvidia-cuda-runtime), or name the folder of a CUDA toolkit in TORCHIUM_CUDA_PATH.\n",
         nvrtc->library);
 }
 
-/* The source is right and the name is not, where the first error is behind the source: of NVRTC's words, which quote
- * texts of ours, the first sentence is what matters. */
+/* If the first error is after the source the kernel's name is wrong: replaces NVRTC's messages, which quote internal
+ * texts, by its first sentence. */
 static void explain_name(char *log, size_t size)
 {
     char cause[512];
@@ -314,7 +294,7 @@ static void explain_name(char *log, size_t size)
              is_type ? "" : ": ", is_type ? "" : cause);
 }
 
-/* NVRTC gives its log only whole. */
+/* NVRTC's log can only be read in full. */
 static tch_status read_log(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, char *log, size_t size)
 {
     size_t bytes = 0;
@@ -323,10 +303,8 @@ static tch_status read_log(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, c
     if (bytes <= 1) {
         return TCH_OK;
     }
-    char *whole = tchi_cuda_host->allocate(bytes, 1);
-    if (whole == NULL) {
-        return out_of_memory(bytes, "what NVRTC says");
-    }
+    char *whole;
+    TCHI_TRY(tchi_backend_take(tchi_cuda_host, bytes, "what NVRTC says", &whole));
     tch_status status = check_nvrtc(nvrtc, nvrtc->get_program_log(program, whole), "nvrtcGetProgramLog");
     if (status == TCH_OK) {
         snprintf(log, size, "%.*s", (int)(bytes < INT_MAX ? bytes : INT_MAX), whole);
@@ -340,10 +318,10 @@ static tch_status compile_program(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle pro
 {
     option_list options = {NULL, 0, NULL, 0, 0};
     TRY(nvrtc->add_name_expression(program, text->name), "nvrtcAddNameExpression");
-    TCHI_CUDA_PASS(make_options(&options, text, nvrtc, target));
+    TCHI_TRY(make_options(&options, text, nvrtc, target));
     tchi_nvrtc_status result = nvrtc->compile_program(program, options.count, options.items);
     tchi_cuda_host->release((void *)options.items, options.bytes);
-    TCHI_CUDA_PASS(read_log(nvrtc, program, log, log_size));
+    TCHI_TRY(read_log(nvrtc, program, log, log_size));
     if (result == TCHI_NVRTC_COMPILATION) {
         explain_headers(nvrtc, log, log_size);
         explain_name(log, log_size);
@@ -381,14 +359,11 @@ static tch_status make_image(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program,
     TRY(nvrtc->get_lowered_name(program, name, &lowered), "nvrtcGetLoweredName");
     header.lowered_bytes = (uint32_t)strlen(lowered) + 1;
     header.name_bytes = (uint32_t)strlen(name) + 1;
-    TCHI_CUDA_PASS(measure_code(nvrtc, program, &header));
+    TCHI_TRY(measure_code(nvrtc, program, &header));
 
     size_t bytes = header.code_offset + (size_t)header.code_bytes;
-    char *data = tchi_cuda_host->allocate(bytes, 16);
-    if (data == NULL) {
-        return out_of_memory(bytes, "a compiled kernel");
-    }
-    memset(data, 0, header.code_offset);
+    char *data;
+    TCHI_TRY(tchi_backend_take(tchi_cuda_host, bytes, "a compiled kernel", &data));
     memcpy(data, &header, sizeof header);
     memcpy(data + sizeof header, lowered, header.lowered_bytes);
     memcpy(data + sizeof header + header.lowered_bytes, name, header.name_bytes);
@@ -411,7 +386,7 @@ static tch_status build_image(const tchi_nvrtc *nvrtc, const tchi_cuda_target *t
                               const char *whole, tch_kernel_image *image, char *log, size_t log_size)
 {
     tchi_nvrtc_handle program = NULL;
-    /* NVRTC would take a name that begins with a dash for an option; the user's name is in the text's #line. */
+    /* NVRTC would parse a name that begins with a dash as an option; the user's name is in the #line directive. */
     TRY(nvrtc->create_program(&program, whole, "kernel.cu", TCHI_CUDA_HEADERS, tchi_cuda_header_texts,
                               tchi_cuda_header_names),
         "nvrtcCreateProgram");
@@ -435,8 +410,8 @@ tch_status tchi_cuda_kernel_build(void *state, const tch_kernel_text *text, tch_
     if (nvrtc == NULL) {
         return tchi_cuda_host->fail(TCH_ERR_UNAVAILABLE, "%s", why);
     }
-    TCHI_CUDA_PASS(find_target(state, nvrtc, &target));
-    TCHI_CUDA_PASS(make_text(text, &whole, &bytes));
+    TCHI_TRY(find_target(state, nvrtc, &target));
+    TCHI_TRY(make_text(text, &whole, &bytes));
     tch_status status = build_image(nvrtc, &target, text, whole, image, log, log_size);
     tchi_cuda_host->release(whole, bytes);
     return status;

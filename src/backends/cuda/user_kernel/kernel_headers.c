@@ -1,6 +1,6 @@
-/* The texts that NVRTC gets beside a user's source. NVRTC has no headers of a C library: what sources usually take from
- * them is declared here, and the headers themselves are there in name, so that a source written for nvcc compiles as it
- * is. The 64-bit integers are long long, as in NVIDIA's own libcu++ under NVRTC: sources may use both. */
+/* Texts that NVRTC gets with a user's source. NVRTC has no C library headers: what sources commonly use is declared
+ * here, and the headers exist in name, so that sources for nvcc compile unchanged. 64-bit integers are long long, as in
+ * libcu++ under NVRTC: sources may use both. */
 #include "kernel_text.h"
 
 const char tchi_cuda_kernel_prelude[] =

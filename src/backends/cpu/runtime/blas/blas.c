@@ -1,8 +1,7 @@
-/* Finds and opens OpenBLAS. It is opened at run time rather than linked: pip installs one beside the Python package, a
- * system has several builds side by side, and an OpenBLAS older than the processor falls back to its 2004 kernels, six
- * times slower, unless it is told before its first use which kernels to run. A build with threads of its own is held at
- * one thread, for the whole process and for good: parallel_blas.h divides large calls among our threads instead.
- * See docs/decisions/0004-openblas.md. */
+/* Finds and opens OpenBLAS at run time: pip installs one next to the Python package, a system has several builds, and
+ * an OpenBLAS older than the processor falls back to its 2004 kernels, six times slower, unless told before its first
+ * use which kernels to use. A build with its own thread pool is limited to one thread for the whole process;
+ * parallel_blas.h divides large calls among our threads instead. See docs/decisions/0004-openblas.md. */
 #define _GNU_SOURCE
 #include "blas.h"
 
@@ -39,8 +38,8 @@ typedef struct symbol {
     void *slot; /* a function pointer in the table */
 } symbol;
 
-/* An opened library and what stands before all its names: the builds on PyPI have a prefix, so that several OpenBLAS
- * can live in one process. */
+/* An opened library and the prefix of its symbols: PyPI builds have one, so that several OpenBLAS can coexist in a
+ * process. */
 typedef struct opened {
     void *handle;
     const char *prefix;
@@ -85,7 +84,7 @@ static int bind_library(opened *library)
 
 /* --- kernels ---------------------------------------------------------------------------------------------------- */
 
-/* The kernels worth having on this processor, by OpenBLAS's names, or NULL when its own choice is as good. */
+/* OpenBLAS's name of the best kernels for this processor, or NULL if its own choice is as good. */
 static const char *better_core(const char *core)
 {
     static const char *const wide[] = {"SkylakeX", "Cooperlake", "SapphireRapids", "Zen", "Haswell", "Excavator"};
@@ -100,8 +99,8 @@ static const char *better_core(const char *core)
     return tchi_cpu_has_avx2() ? "Haswell" : NULL;
 }
 
-/* Makes a library that nobody has used yet choose its kernels again. OpenBLAS reads the name from the environment and
- * nowhere else, so the variable is set for the length of the call. */
+/* Makes an unused library choose its kernels again. OpenBLAS reads the name only from the environment, so the variable
+ * is set during the call. */
 static void choose_core(const opened *library, int we_are_first)
 {
     char *(*corename)(void) = NULL;
@@ -135,7 +134,7 @@ static void choose_core(const opened *library, int we_are_first)
 
 /* --- opening ---------------------------------------------------------------------------------------------------- */
 
-/* What the library says of itself. Returns 0, with the reason, for one that cannot serve after all. */
+/* Queries the library. Returns 0 with the reason if it cannot be used. */
 static int read_build_info(const opened *library)
 {
     char *(*config)(void) = NULL;
@@ -159,8 +158,8 @@ static int read_build_info(const opened *library)
     return 1;
 }
 
-/* An OpenMP build follows the runtime that it was loaded with. A wheel may carry one of its own for our loops, and then
- * neither knows of the other's parallel regions. */
+/* An OpenMP build uses the OpenMP runtime it was loaded with. If a wheel carries a different one for our loops, neither
+ * runtime knows the parallel regions of the other. */
 static int shares_our_runtime(const opened *library)
 {
     int (*ours)(void) = omp_in_parallel;
@@ -180,7 +179,7 @@ static void remark_on_threads(const opened *library, int we_are_first)
     }
 }
 
-/* The loader's words, without the name that they begin with. */
+/* dlerror() without its leading file name. */
 static void keep_loader_answer(const char *name)
 {
     const char *why = dlerror();
@@ -193,7 +192,7 @@ static void keep_loader_answer(const char *name)
     snprintf(failure, sizeof failure, "%s", why);
 }
 
-/* RTLD_NOLOAD answers whether somebody else in the process already uses the library. */
+/* RTLD_NOLOAD tells whether the process has already loaded the library. */
 static int open_library(const char *name, const char *origin)
 {
     void *already = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
@@ -220,8 +219,8 @@ static int open_library(const char *name, const char *origin)
 
 /* --- searching -------------------------------------------------------------------------------------------------- */
 
-/* In a wheel our library is SITE/torchium/lib/libtorchium.so, and pip puts OpenBLAS beside the package. Anywhere else
- * there is nothing to look for: a build tree or /usr/local/lib has strangers for neighbors. */
+/* In a wheel our library is SITE/torchium/lib/libtorchium.so, and pip puts OpenBLAS next to the package. Elsewhere
+ * nothing is searched: in a build tree or /usr/local/lib the neighbors are unrelated. */
 static void find_beside_package(char *path, size_t size)
 {
     static const char anchor = 0;
@@ -244,7 +243,7 @@ typedef struct candidate {
     const char *origin;
 } candidate;
 
-/* Adds "name: reason" to the list of what was tried, and remarks on a file that is there and of no use. */
+/* Adds "name: reason" to the list of attempts, and a note on an existing but unusable file. */
 static void note_failure(const char *name, char *tried, size_t size)
 {
     size_t used = strlen(tried);

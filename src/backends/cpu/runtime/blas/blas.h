@@ -1,6 +1,6 @@
-/* The dense kernels the CPU backend borrows from OpenBLAS (BLAS through its C interface, LAPACK through Fortran's),
- * as one table per precision with the same field names, so that a body of code written against `tchi_blas_f32`
- * compiles unchanged against `tchi_blas_f64`. The library is opened at run time: see blas.c for which one and why. */
+/* The dense kernels used from OpenBLAS (BLAS through its C interface, LAPACK through Fortran's), as one table per
+ * precision with the same field names, so that code written against `tchi_blas_f32` compiles unchanged against
+ * `tchi_blas_f64`. The library is opened at run time, see blas.c. */
 #ifndef TCHI_CPU_BLAS_H
 #define TCHI_CPU_BLAS_H
 
@@ -12,8 +12,8 @@ enum { TCHI_UPPER = 121, TCHI_LOWER = 122 };
 enum { TCHI_NON_UNIT = 131, TCHI_UNIT = 132 };
 enum { TCHI_LEFT = 141, TCHI_RIGHT = 142 };
 
-/* Fortran routines take every argument by address, matrices column by column, and the length of each character
- * argument, in order, after all others. */
+/* Fortran routines take every argument by address, matrices in column-major order, and the length of each character
+ * argument after all others. */
 typedef struct tchi_blas_f32 {
     void (*gemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc);
@@ -61,8 +61,7 @@ typedef struct tchi_blas {
     char passed_over[400]; /* a file that came first and could not be used, with the reason, or empty */
 } tchi_blas;
 
-/* The table, opened at the first call and kept; NULL with *reason set to a sentence when no library can be used.
- * Safe to call from any thread. */
+/* The table, opened once; NULL with *reason set if no library can be used. Thread-safe. */
 const tchi_blas *tchi_blas_open(const char **reason);
 
 #endif

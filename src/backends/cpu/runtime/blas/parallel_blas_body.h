@@ -1,6 +1,6 @@
-/* The text of parallel_blas_f32.c and parallel_blas_f64.c, which define REAL, REAL_BLAS and REAL_FIELD. Each thread's
- * part is a rectangle of the result with edges at multiples of GRAIN, so that BLAS's kernels, which work on tiles of 4
- * to 24 rows, have few odd ends. */
+/* Body of parallel_blas_f32.c and parallel_blas_f64.c, which define REAL, REAL_BLAS and REAL_FIELD. Each thread
+ * computes a rectangle of the result with edges at multiples of GRAIN, so that BLAS's tiles of 4 to 24 rows are mostly
+ * full. */
 #include <math.h>
 #include <omp.h>
 #include <stdatomic.h>
@@ -16,9 +16,9 @@ enum {
     TRTRI_COLS = 64, /* columns of a triangular inverse at once, while there are enough of them for all threads */
 };
 
-/* Columns, or rows, of a lower triangle done by one call to gemm: narrow strips waste fewer products above the
- * diagonal, wide ones run BLAS faster. Measured in float32 on two cores, widths 32 to 512: this one is within 5 % of
- * the best at every n from 256 to 2048. */
+/* Columns, or rows, of a lower triangle per call to gemm: narrow strips waste fewer products above the diagonal, wide
+ * ones run BLAS faster. Measured in float32 on two cores, widths 32 to 512: this one is within 5 % of the best at every
+ * n from 256 to 2048. */
 #define STRIP 192
 
 /* Below this many operations one call on one thread is faster; about 100 by 100 by 100. */
@@ -29,7 +29,7 @@ static int64_t round_to_grain(double x)
     return (int64_t)(x / GRAIN + 0.5) * GRAIN;
 }
 
-/* How many parts to divide a call into; 1 where it is to be made as it is. */
+/* Number of parts to divide a call into; 1 for a single call. */
 static int parts_for(const tchi_cpu_state *state, double work)
 {
     const int divides_itself = state->blas->threading == TCHI_BLAS_OPENMP;
@@ -84,7 +84,7 @@ static void product_parts(void *argument, int64_t from, int64_t to)
     }
 }
 
-/* The grid whose parts are nearest to squares: every part reads its rows of A and its columns of B. */
+/* The grid whose parts are closest to squares: every part reads its rows of A and its columns of B. */
 static void choose_grid(product *p, int64_t parts)
 {
     double least = INFINITY;
@@ -114,7 +114,7 @@ static void divide_gemm(const tchi_cpu_state *state, int trans_a, int trans_b, i
 
 /* --- the lower triangle ----------------------------------------------------------------------------------------- */
 
-/* Bands of rows with the same number of elements in each: the first i of them hold i / count of the triangle. */
+/* Bands of rows with equal numbers of elements: the first i of them hold i / count of the triangle. */
 static int64_t band_edge(int64_t n, int64_t i, int64_t count)
 {
     return i == count ? n : tchi_min(round_to_grain((double)n * sqrt((double)i / (double)count)), n);
@@ -239,7 +239,7 @@ static int potrf_whole(const tchi_cpu_state *state, int64_t n, REAL *a, int64_t 
     return info;
 }
 
-/* Panel by panel: the square on the diagonal, what is below it, and what that takes from the rest. */
+/* Right-looking, panel by panel: diagonal block, panel below it, trailing update. */
 static int divide_potrf(const tchi_cpu_state *state, int64_t n, void *data, int64_t lda)
 {
     REAL *a = data;
@@ -297,7 +297,7 @@ static void inverse_columns(const inverse *v, int64_t col, int64_t width)
     solve_vectors(&s, 0, width);
 }
 
-/* The first columns are the longest, so that those who come late take the short ones. */
+/* Longest columns first, so that late threads get the short ones. */
 static void take_columns(void *argument, int64_t from, int64_t to)
 {
     inverse *v = argument;

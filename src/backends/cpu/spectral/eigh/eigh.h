@@ -1,5 +1,5 @@
-/* Eigenvalues and eigenvectors of one dense symmetric matrix, the CPU backend's own solver. Inside a parallel region
- * a call stays on its thread, so a batch is a parallel loop over its matrices; outside, a call uses every thread. */
+/* Eigensolver for one dense symmetric matrix. Inside a parallel region a call stays on its thread, so a batch is a
+ * parallel loop; outside, a call uses all threads. */
 #ifndef TCHI_CPU_EIGH_H
 #define TCHI_CPU_EIGH_H
 
@@ -8,7 +8,7 @@
 
 #include "backends/cpu/runtime/blas/blas.h"
 
-/* What is returned besides 0. A positive value is the number of eigenvalues that did not converge. */
+/* Return codes besides 0. A positive value is the number of eigenvalues that did not converge. */
 enum { TCHI_EIGH_NOT_FINITE = -1 };
 
 /* The solver in one precision. */

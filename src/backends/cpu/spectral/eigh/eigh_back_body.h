@@ -1,6 +1,6 @@
-/* From the eigenvectors of the tridiagonal matrix to those of the original one: multiply them by the reflections, last
- * first. The reflections are gathered some at a time into I - V T VT, so that the work is matrix products; the columns
- * of the result are independent and each thread takes a slice of them through all blocks. */
+/* Back-transformation: multiplies the eigenvectors of the tridiagonal matrix by the reflections, last first.
+ * Reflections are blocked as I - V T VT, so that the work is matrix products; columns of the result are independent,
+ * and each thread takes a slice of them through all blocks. */
 #include <stdint.h>
 #include <string.h>
 

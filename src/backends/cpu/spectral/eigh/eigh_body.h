@@ -1,6 +1,6 @@
-/* The symmetric eigensolver, written once for the two precisions: reduce to tridiagonal form, divide and conquer,
- * transform back. Only matrix products are borrowed; why, and what each step reached, is in bench/logs/eigh.md.
- * Before including, define REAL, REAL_BLAS, REAL_FIELD and the numbers that eigh_f32.c explains. */
+/* The symmetric eigensolver for one precision: reduction to tridiagonal form, divide and conquer, back-transformation.
+ * Only matrix products come from BLAS; bench/logs/eigh.md has the reasons and the time of each step. Before
+ * including, define REAL, REAL_BLAS, REAL_FIELD and the constants that eigh_f32.c explains. */
 #include <math.h>
 #include <omp.h>
 #include <stdbool.h>
@@ -8,19 +8,19 @@
 #include "backends/cpu/runtime/work_team.h"
 #include "eigh.h"
 
-/* Measured in bench/logs/eigh.md. A leaf of divide and conquer has at most LEAF_ORDER rows: between 9 and 32 the time
- * is the same within the noise. BACK_WIDTH reflections are gathered into a block, half as many for orders under
- * NARROW_UNDER, and BACK_SLICE columns taken through all blocks at once. A thread is worth having for so many rows in
- * the reduction, where threads meet at each column, and in the rest. */
+/* Measured in bench/logs/eigh.md. A leaf of divide and conquer has at most LEAF_ORDER rows; times for 9 to 32 are
+ * within noise. A block has BACK_WIDTH reflections, half as many for orders below NARROW_UNDER, and is applied to
+ * BACK_SLICE columns at a time. The last two are rows per thread in the reduction, where threads synchronize at each
+ * column, and elsewhere. */
 enum { LEAF_ORDER = 24, BACK_WIDTH = 64, NARROW_UNDER = 192, BACK_SLICE = 256, REDUCE_ROWS = 192, DIVIDE_ROWS = 64 };
 
-/* Orders that always have a team of one, and the multiplications in a product up to which OpenBLAS has one too. */
+/* Orders below which the team has one thread, and the multiplications per product up to which OpenBLAS uses one too. */
 enum { SERIAL_UNDER = 2 * DIVIDE_ROWS, SERIAL_PRODUCT = 262144 };
 
-/* The threads that solve one matrix together are started once per matrix, share out the work by number and then meet
- * many times, between any two columns of the reduction. */
+/* The threads of a team are started once per matrix, divide the work by index and synchronize many times, between any
+ * two columns of the reduction. */
 
-/* One thread of a team. A team of one never meets. */
+/* One thread of a team. A team of one does not synchronize. */
 typedef struct member {
     work_team *team;
     int thread, threads;
@@ -49,7 +49,7 @@ static inline void share(const member *me, int64_t count, int64_t unit, int64_t 
 
 enum { MAX_THREADS = 64 };
 
-/* The threads of a team of at most limit worth having when each should have so many of the n rows. */
+/* Team size, at most `limit`, such that each thread has `rows` of the n rows. */
 static int team_size(int64_t n, int64_t rows, int limit)
 {
     int64_t threads = n / rows < limit ? n / rows : limit;
@@ -66,7 +66,7 @@ typedef struct workspace {
     int *order, *indices;
 } workspace;
 
-/* The columns of q are an odd multiple of a block apart, so that they do not fall on the same lines of the cache. */
+/* The stride of q is an odd multiple of a block, so that columns do not map to the same cache lines. */
 static int64_t distance_of_columns(int64_t padded)
 {
     return padded / BLOCK % 2 == 0 ? padded + BLOCK : padded;
@@ -123,8 +123,8 @@ VECTOR_CLONES static REAL largest_entry(int64_t n, const REAL *a, int64_t lda)
     return most + wrong;
 }
 
-/* Scales the tridiagonal matrix to entries of at most one, exactly, and returns the exponent taken out: deflation
- * compares with the norm of the whole. */
+/* Scales the tridiagonal matrix exactly to entries of at most one and returns the exponent: deflation compares with the
+ * norm of the whole. */
 static int normalize_tridiagonal(int64_t n, double *d, double *e)
 {
     double most = fmax(largest_magnitude(d, n), largest_magnitude(e, n - 1));
@@ -140,7 +140,6 @@ static int normalize_tridiagonal(int64_t n, double *d, double *e)
     return exponent;
 }
 
-/* One matrix on its way through the three steps. */
 typedef struct ctx {
     reduction reduction;
     divide divide;
@@ -151,7 +150,7 @@ typedef struct ctx {
     work_team *reducers;
 } ctx;
 
-/* What each thread does. Fewer of them reduce than do the rest. Returns how many eigenvalues it did not find. */
+/* Body of each thread. Fewer threads reduce than run the rest. Returns the number of eigenvalues not found. */
 static int solve_share(ctx *j, const member *me)
 {
     int reducers = team_size(j->reduction.n, REDUCE_ROWS, me->threads);
@@ -208,9 +207,8 @@ static int run_team(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL
     return failed;
 }
 
-/* The matrix is worked on with its largest entry between one half and one, by an exact scaling, so that no square can
- * overflow and what underflows is negligible. At the ends of the range the scaling stops short of factors that are not
- * normal numbers themselves. */
+/* The matrix is scaled exactly to a largest entry between one half and one, so that squares do not overflow and
+ * underflow is negligible. At the ends of the range the scale stays a normal number. */
 static int solve_eigh(const tchi_blas *blas, int64_t n, void *a_data, int64_t lda, void *w_data, void *scratch)
 {
     REAL *a = a_data, *w = w_data;

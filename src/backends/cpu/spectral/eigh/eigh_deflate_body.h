@@ -1,6 +1,6 @@
-/* The first half of a merge of Cuppen's divide and conquer. In the basis of the two halves' eigenvectors the whole
- * matrix is diag(d) + rho z zT; columns that are eigenvectors of that to working precision already are taken out here,
- * which for many matrices is most of them. */
+/* First half of a merge of Cuppen's divide and conquer: deflation. In the basis of the two halves' eigenvectors the
+ * matrix is diag(d) + rho z zT; columns that already are eigenvectors to working precision, in many matrices most of
+ * them, are removed. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -8,11 +8,11 @@
 
 #include "eigh_secular.h"
 
-/* Which rows of an eigenvector can be other than zero. */
+/* Rows of an eigenvector that can be nonzero. */
 enum { TOP, BOTH, BOTTOM };
 
-/* All nodes of one level share these arrays: a node that begins at row r uses the matrices from column r on and the
- * others from 2 r on, since some of its lists have one number more than the node has rows. */
+/* The nodes of a level share these arrays: a node that begins at row r uses the matrices from column r on and the other
+ * arrays from 2 r on, since some lists have one entry more than the node has rows. */
 typedef struct divide {
     const REAL_BLAS *blas;
     int64_t n;
@@ -130,8 +130,8 @@ static void rotate_columns(const divide *t, node *p, int x, int y, REAL c, REAL 
     }
 }
 
-/* Two neighbors with nearly equal eigenvalues: a rotation moves all of z's weight to the later one. It is an
- * eigenvector then, to the tolerance, and goes; returns false when the error would be larger. */
+/* Two adjacent, nearly equal eigenvalues: a rotation moves the weight of z to the later one. The earlier is then an
+ * eigenvector to the tolerance and is deflated; returns false if the error would be larger. */
 static bool merge_close_pair(const divide *t, node *p, int x, int y, double tolerance)
 {
     double r = hypot(p->z[x], p->z[y]), c = p->z[y] / r, s = -p->z[x] / r;
@@ -149,7 +149,7 @@ static bool merge_close_pair(const divide *t, node *p, int x, int y, double tole
     return true;
 }
 
-/* Divides the columns into kept and dropped. The tolerance is LAPACK's, for a matrix of norm one. */
+/* Partitions the columns into kept and deflated. The tolerance is LAPACK's, for a matrix of norm one. */
 static void deflate_columns(const divide *t, node *p)
 {
     double tolerance = 8.0 * ROUND_OFF * fmax(largest_magnitude(p->values, p->size), largest_magnitude(p->z, p->size));
@@ -171,17 +171,17 @@ static void deflate_columns(const divide *t, node *p)
     }
 }
 
-/* group lists the kept columns by support, so that each half's rows multiply only the vectors that reach into it. */
+/* Groups the kept columns by support, so that each half's rows multiply only vectors that reach into it. */
 static void group_by_support(node *p)
 {
     int64_t filled = 0;
-    for (int wanted = TOP; wanted <= BOTTOM; wanted++) {
+    for (int kind = TOP; kind <= BOTTOM; kind++) {
         int64_t before = filled;
         for (int64_t i = 0; i < p->kept_count; i++) {
-            if (p->support[p->kept[i]] == wanted) {
+            if (p->support[p->kept[i]] == kind) {
                 p->group[filled++] = (int)i;
             }
         }
-        p->count[wanted] = filled - before;
+        p->count[kind] = filled - before;
     }
 }

@@ -1,6 +1,6 @@
-/* Divide and conquer on a tridiagonal matrix: cut it into leaves by taking out single off-diagonal entries, solve the
- * leaves, and merge neighbors level by level. While a level has as many nodes as there are threads, each node is one
- * thread's; above, all threads work on one node. */
+/* Divide and conquer on a tridiagonal matrix: cuts it into leaves by removing single off-diagonal entries, solves the
+ * leaves and merges neighbors level by level. While a level has as many nodes as there are threads, each thread handles
+ * its own nodes; above, all threads work on one node. */
 #include "eigh_leaf.h"
 #include "eigh_merge_body.h"
 
@@ -19,8 +19,8 @@ static int level_count(int64_t n)
     return levels;
 }
 
-/* A matrix with the entry e in the corner between two leaves is the two leaves, each less |e| at that corner, plus a
- * term of rank one. */
+/* A matrix with entry e between two leaves equals the two leaves, each less |e| at that corner, plus a rank-one
+ * term. */
 static void cut_into_leaves(int64_t n, int levels, double *d, const double *e)
 {
     for (int64_t i = 1; i < (int64_t)1 << levels; i++) {
@@ -81,9 +81,8 @@ static int merge_level(const divide *t, node *shared, int levels, int level, con
     return failed;
 }
 
-/* One member's part in finding the eigenvalues of the matrix with diagonal t->values and off-diagonal e, and its
- * vectors in t->q; t->order tells the columns' ascending order. Returns how many eigenvalues this member did not
- * find. */
+/* One thread's share of the eigenvalues of the matrix with diagonal t->values and off-diagonal e, and of its vectors in
+ * t->q; t->order is the ascending order of columns. Returns the number of eigenvalues it did not find. */
 static int divide_and_conquer(const divide *t, node *shared, const double *e, const member *me)
 {
     int levels = level_count(t->n), failed = 0;

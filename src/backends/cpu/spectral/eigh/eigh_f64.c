@@ -1,4 +1,4 @@
-/* The symmetric eigensolver in double precision. What the numbers mean is said in eigh_f32.c. */
+/* The symmetric eigensolver in double precision; eigh_f32.c explains the constants. */
 #define REAL double
 #define REAL_BLAS tchi_blas_f64
 #define REAL_FIELD f64

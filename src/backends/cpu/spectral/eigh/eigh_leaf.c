@@ -1,5 +1,5 @@
-/* Implicitly shifted QL on a small tridiagonal matrix. The vectors are kept with each one contiguous, in full columns
- * of fixed length, so that a plane rotation of two of them is a few vector instructions. */
+/* Implicitly shifted QL on a small tridiagonal matrix. Vectors are contiguous, in columns of fixed length, so that a
+ * plane rotation is a few vector instructions. */
 #include "eigh_leaf.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 enum { SWEEPS_PER_VALUE = 60 };
 
-/* Below this an off-diagonal entry is zero beside a matrix of norm one, and its square would underflow. */
+/* Off-diagonal entries below this are negligible for a matrix of norm one, and their squares underflow. */
 static const double negligible = 0x1p-400;
 
 VECTOR_INLINE void rotate_vectors(double *restrict x, double *restrict y, double c, double s, int length)
@@ -22,7 +22,7 @@ VECTOR_INLINE void rotate_vectors(double *restrict x, double *restrict y, double
     }
 }
 
-/* The first index from l on after which the matrix falls apart. */
+/* The first index from l on after which the matrix decouples. */
 VECTOR_INLINE int block_end(int n, int l, const double *d, const double *e, double tolerance)
 {
     int m = l;

@@ -1,6 +1,6 @@
-/* The second half of a merge of Cuppen's divide and conquer: the columns that deflation kept are multiplied by the
- * eigenvectors of diag(d) + rho z zT, which come from the roots that eigh_secular.h finds. All of it can be shared by
- * the members of a team; between two meetings each writes only its own columns. */
+/* Second half of a merge of Cuppen's divide and conquer: multiplies the columns that deflation kept by the eigenvectors
+ * of diag(d) + rho z zT, which follow from the roots of eigh_secular.h. The threads of a team share the work; between
+ * two barriers each writes only its own columns. */
 #include "eigh_deflate_body.h"
 #include "backends/cpu/runtime/vector_clones.h"
 
@@ -101,8 +101,7 @@ VECTOR_CLONES static void inner_vectors(const node *p, int64_t begin, int64_t en
     }
 }
 
-/* How many columns to multiply at once, with so many rows and inner numbers. A matrix of order n that one thread solves
- * although there are others must not wake them for its products. */
+/* Columns per product for these sizes. A matrix that one thread solves although there are others must not wake them. */
 static int64_t product_columns(int64_t n, int64_t rows, int64_t inner)
 {
     int64_t columns = SERIAL_PRODUCT / (rows * inner + 1);
@@ -167,7 +166,7 @@ static void group_secular(node *p)
     }
 }
 
-/* The dropped columns, ascending, come after the roots' vectors. */
+/* The deflated columns, ascending, follow the roots' vectors. */
 static void restore_dropped(const divide *t, const node *p, const member *me)
 {
     const REAL *dropped = packed_dropped(p);
@@ -204,8 +203,8 @@ static void begin_merge(const divide *t, node *p, double coupling)
     set_up_secular(p);
 }
 
-/* Joins the halves of p, between which the matrix had the entry coupling; all members call it with the same p. Returns
- * how many roots this member did not find. */
+/* Merges the halves of p, coupled by the entry `coupling`; all threads pass the same p. Returns the number of roots
+ * this thread did not find. */
 static int merge_node(const divide *t, node *p, double coupling, const member *me)
 {
     int64_t begin, end;

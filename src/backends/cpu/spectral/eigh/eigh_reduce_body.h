@@ -1,7 +1,7 @@
-/* Reduces a symmetric matrix to tridiagonal form by Householder reflections, H_j = I - tau_j v_j v_jT. The update of
- * the matrix by one reflection and its product with the next reflection's vector are one pass over the triangle, so
- * that each number is read and written once per column; the threads meet once per column. Every thread keeps its local
- * copies of the vectors, computed redundantly in the same order: they agree to the last bit. */
+/* Reduces a symmetric matrix to tridiagonal form by Householder reflections, H_j = I - tau_j v_j v_jT. Updating by one
+ * reflection and multiplying by the next one's vector is a single pass over the triangle, so each number is read and
+ * written once per column; threads synchronize once per column. Every thread keeps local copies of the vectors,
+ * computed redundantly in the same order and therefore bitwise-identical. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 #include "backends/cpu/runtime/vector_clones.h"
 #include "core/arith.h"
 
-/* The columns are owned in blocks. The squares on the diagonal are kept whole, and rows and columns are padded with
- * zeros to full blocks, so that all loops have whole vectors. */
+/* Threads own blocks of columns. Diagonal blocks are stored in full, and rows and columns are padded with zeros to
+ * whole blocks, so that all loops have whole vectors. */
 enum { BLOCK = 16 };
 
 /* Every thread has four vectors of its local and two partial products; two more are shared. */
@@ -35,7 +35,7 @@ VECTOR_INLINE int owner(int64_t block, int threads)
 }
 
 /* Copies column j of the lower triangle of a, times scale, from the top of its diagonal block down. The part above the
- * diagonal comes from the columns before it, which are there already. */
+ * diagonal comes from earlier columns. */
 VECTOR_INLINE void load_column(const reduction *r, const REAL *a, int64_t lda, REAL scale, int64_t j)
 {
     REAL *restrict column = r->m + j * r->ldm;
@@ -61,7 +61,7 @@ VECTOR_INLINE void load_blocks(const reduction *r, const REAL *a, int64_t lda, R
     }
 }
 
-/* What the reflections so far do to the matrix that is stored: M - v wT - w vT. */
+/* The pending update of the stored matrix: M - v wT - w vT. */
 typedef struct pass {
     const REAL *old_v, *old_w; /* the pending update */
     const REAL *v;             /* the vector to multiply by */
@@ -85,7 +85,7 @@ VECTOR_INLINE void pass_square(const pass *p, REAL *m, int64_t ldm, int64_t colu
     }
 }
 
-/* The same below the diagonal, where each number also stands for its mirror image. */
+/* The same below the diagonal, where each number counts for its mirror image too. */
 VECTOR_INLINE void pass_columns(const pass *p, REAL *m, int64_t ldm, int64_t column, int64_t begin, int64_t end)
 {
     const REAL *restrict old_v = p->old_v, *restrict old_w = p->old_w, *restrict v = p->v;
@@ -131,8 +131,8 @@ VECTOR_INLINE void pass_blocks(const reduction *r, const pass *p, int64_t first,
     }
 }
 
-/* Turns v, whose entries up to j count as zero, into the vector that reflects it onto entry j + 1; returns tau and sets
- * *beta to what is left there. A tail too small to be squared safely is nothing beside a matrix of norm one. */
+/* Overwrites v, whose entries up to j count as zero, by the vector that reflects it onto entry j + 1; returns tau and
+ * sets *beta to the remaining entry. A tail too small to square safely is negligible for a matrix of norm one. */
 VECTOR_INLINE REAL make_reflector(REAL *restrict v, int64_t j, int64_t padded, REAL *beta)
 {
     REAL alpha = v[j + 1], squares = 0;
@@ -188,7 +188,7 @@ VECTOR_INLINE void finish_product(const REAL *partials, int threads, int64_t pad
     }
 }
 
-/* The column about to be reduced, brought up to date: what is stored misses the last reflection. */
+/* The next column, with the last reflection applied. */
 VECTOR_INLINE void take_column(const REAL *restrict front, const REAL *restrict old_v, const REAL *restrict old_w,
                                int64_t j, int64_t padded, REAL *restrict v)
 {
@@ -216,8 +216,8 @@ VECTOR_INLINE void record_reflector(const reduction *r, int64_t j, const REAL *v
     r->tau[j] = tau;
 }
 
-/* One member's part. Reads the lower triangle of a and overwrites it with the reflectors (r->reflectors may be a). The
- * partial products and the published column alternate between two places, so that one meeting a column is enough. */
+/* One thread's share. Reads the lower triangle of a and overwrites it with the reflectors (r->reflectors may be a).
+ * Partial products and the published column are double-buffered, so that one barrier per column suffices. */
 VECTOR_CLONES static void reduce_to_tridiagonal(const reduction *r, const REAL *a, int64_t lda, REAL scale,
                                                 const member *me)
 {

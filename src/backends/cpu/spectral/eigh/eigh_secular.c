@@ -1,8 +1,7 @@
-/* Solves the secular equation f(x) = 1/rho + sum_i weight_i / (pole_i - x) = 0 for many roots at once: the lanes of a
- * vector are roots, so one pass over the poles serves all of them and nothing is summed across a vector. The iteration
- * is Li's (LAPACK working note 89): f is replaced by a constant and two poles, those around the root, by turns with
- * the nearer pole's weight kept ("fixed weight") and with both matched to the slopes ("middle way"), inside a bracket
- * that only shrinks. */
+/* Solves the secular equation f(x) = 1/rho + sum_i weight_i / (pole_i - x) = 0 for many roots at once: vector lanes are
+ * roots, so one pass over the poles serves all of them without horizontal sums. The iteration is Li's (LAPACK working
+ * note 89): f is modeled by a constant and the two poles around the root, alternating between keeping the nearer pole's
+ * weight ("fixed weight") and matching both slopes ("middle way"), inside a shrinking bracket. */
 #include "eigh_secular.h"
 
 #include <math.h>
@@ -12,7 +11,6 @@
 
 enum { LANES = TCHI_SECULAR_LANES, MAX_STEPS = 100, CUT_EVERY = 8 };
 
-/* A block of neighboring roots on the way to convergence. */
 typedef struct lanes {
     double origin[LANES], offset[LANES];
     double low[LANES], high[LANES]; /* the bracket of offset */
@@ -25,8 +23,7 @@ typedef struct lanes {
     double done[LANES];
 } lanes;
 
-/* Adds the terms of poles begin to end - 1 to sum and slope. Four poles share one division, which is what the loop's
- * time goes to. */
+/* Adds the terms of poles [begin, end) to sum and slope. Four poles share a division, which dominates the time. */
 VECTOR_INLINE void add_poles(const tchi_secular *s, const lanes *b, int64_t begin, int64_t end, double *restrict sum,
                              double *restrict slope)
 {
@@ -56,7 +53,7 @@ VECTOR_INLINE void add_poles(const tchi_secular *s, const lanes *b, int64_t begi
     }
 }
 
-/* The poles that lie above some roots of the block and below others. */
+/* The poles between the roots of the block. */
 VECTOR_INLINE void add_block_poles(const tchi_secular *s, lanes *b, int64_t first, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++) {
@@ -84,7 +81,7 @@ VECTOR_INLINE void evaluate_secular(const tchi_secular *s, lanes *b, int64_t fir
     add_poles(s, b, above, s->k, b->phi, b->phi_slope);
 }
 
-/* The root of c x^2 - a x + b that lies between the two poles of the model. */
+/* The root of c x^2 - a x + b between the two poles of the model. */
 VECTOR_INLINE double model_root(double a, double b, double c)
 {
     double inside = a * a - 4.0 * b * c;
@@ -94,7 +91,7 @@ VECTOR_INLINE double model_root(double a, double b, double c)
     return top / bottom;
 }
 
-/* Starts in the middle of each interval: the sign of f there tells which pole is nearer. Lanes past the last root
+/* Starts in the middle of each interval, where the sign of f tells which pole is nearer. Lanes past the last root
  * repeat it. */
 VECTOR_INLINE void place_in_middle(const tchi_secular *s, lanes *b, int64_t first)
 {
@@ -111,7 +108,8 @@ VECTOR_INLINE void place_in_middle(const tchi_secular *s, lanes *b, int64_t firs
     }
 }
 
-/* The first guess keeps the weights of the two poles around the root and takes the rest of f as it is in the middle. */
+/* The first guess keeps the weights of the two poles around the root and approximates the rest of f by its value in the
+ * middle. */
 VECTOR_INLINE void guess_roots(const tchi_secular *s, lanes *b)
 {
     double constant = 1.0 / s->rho;
@@ -135,8 +133,8 @@ VECTOR_INLINE void guess_roots(const tchi_secular *s, lanes *b)
     }
 }
 
-/* A point inside the bracket; halving the exponents where both ends have the same sign, since a root may be many orders
- * of magnitude nearer to its pole than the next pole is. */
+/* Bisects the bracket, by exponents if both ends have the same sign: a root may be many orders of magnitude nearer to
+ * its pole than the next pole. */
 VECTOR_INLINE double inside_bracket(double low, double high)
 {
     double product = low * high, mean = sqrt(product > 0.0 ? product : 0.0);
@@ -144,8 +142,8 @@ VECTOR_INLINE double inside_bracket(double low, double high)
     return mean > 0.0 ? signed_mean : 0.5 * (low + high);
 }
 
-/* The step to the root of a model of f, which is a constant and the poles left and right of the root, with weights such
- * that f and its slope agree. That leaves one choice, and there the two methods differ. */
+/* The step to the root of a model of f: a constant and the poles left and right of the root, weighted to match f and
+ * its slope. One degree of freedom remains, in which the two methods differ. */
 VECTOR_INLINE double model_step(const lanes *b, int l, double f, double slope, double middle_way)
 {
     double to_left = (b->left[l] - b->origin[l]) - b->offset[l], to_right = (b->right[l] - b->origin[l]) - b->offset[l];
@@ -158,9 +156,9 @@ VECTOR_INLINE double model_step(const lanes *b, int l, double f, double slope, d
     return model_root(a, to_left * to_right * f, middle_way > 0.0 ? c_middle : c_fixed);
 }
 
-/* One step of every lane that is not done; returns whether all are. A step that brought f down by less than ten without
- * passing the root is answered by the other method, and all lanes that are not close cut their bracket when cut is 1.
- * Truth is 1.0 here, so that the lanes stay lanes. */
+/* One step of every unfinished lane; returns whether all are done. If f shrank by less than ten without passing the
+ * root the other method is next, and all unfinished lanes bisect if `cut` is 1. Booleans are 1.0, so that lanes stay in
+ * vectors. */
 VECTOR_INLINE bool improve_roots(const tchi_secular *s, lanes *b, double cut)
 {
     double constant = 1.0 / s->rho, all = 1.0;
@@ -212,8 +210,7 @@ VECTOR_CLONES int tchi_secular_roots(const tchi_secular *s, int64_t begin, int64
     return failed;
 }
 
-/* Multiplies product by (pole_i - root_j) / (pole_i - pole_j) for the roots j from begin to end - 1, none of which is
- * one of the lanes' own. */
+/* Multiplies product by (pole_i - root_j) / (pole_i - pole_j) for roots j in [begin, end) outside the lanes. */
 VECTOR_INLINE void multiply_ratios(const tchi_secular *s, const double *restrict pole, int64_t begin, int64_t end,
                                    double *restrict product)
 {
@@ -259,8 +256,7 @@ VECTOR_CLONES void tchi_secular_vector(const tchi_secular *s, int64_t begin, int
     }
 }
 
-/* The largest eigenvalue is at most the largest pole plus rho. The bound is put a little farther, to stay a bound when
- * rounded. */
+/* The largest eigenvalue is at most the largest pole plus rho, widened to remain a bound when rounded. */
 void tchi_secular_prepare(const tchi_secular *s)
 {
     double last = s->pole[s->k - 1];

@@ -1,16 +1,16 @@
-/* The inner problem of divide and conquer: the eigenvalues of diag(d) + rho z zT, always in double precision, also for
- * float matrices: it is a small part of the work and the differences d_i - lambda_j carry the orthogonality. */
+/* The inner problem of divide and conquer: the eigenvalues of diag(d) + rho z zT, always in double: it is a small part
+ * of the work, and the differences d_i - lambda_j determine orthogonality. */
 #ifndef TCHI_CPU_EIGH_SECULAR_H
 #define TCHI_CPU_EIGH_SECULAR_H
 
 #include <stdint.h>
 
-/* Roots found together, side by side in vector lanes. A range of roots given to a thread is a multiple of this. */
+/* Roots computed together in vector lanes. A thread's range of roots is a multiple of this. */
 enum { TCHI_SECULAR_LANES = 16 };
 
-/* The k poles ascend strictly, no z_i is zero, sum of weight = 1 and rho > 0; deflation has seen to it. The arrays have
- * room for k + 1 numbers. Root j lies between poles j and j + 1 and is kept as pole[origin] + offset, with the origin
- * whichever of the two is nearer, because only so is the small difference of the two accurate. */
+/* The k poles ascend strictly, no z_i is zero, the weights sum to 1 and rho > 0, as deflation ensures. Arrays have room
+ * for k + 1 numbers. Root j lies between poles j and j + 1 and is stored as pole[origin] + offset with the nearer pole
+ * as origin, which alone makes their small difference accurate. */
 typedef struct tchi_secular {
     int64_t k;
     double rho;
@@ -27,9 +27,9 @@ void tchi_secular_prepare(const tchi_secular *s);
 /* Finds roots begin to end - 1. Returns how many of them did not converge. */
 int tchi_secular_roots(const tchi_secular *s, int64_t begin, int64_t end);
 
-/* The z for which the computed roots are exact (Gu and Eisenstat 1994), but for a common factor: vectors formed from it
- * are orthogonal to working precision even where the roots are not accurate. Needs all roots. Writes |z_i| for i from
- * begin to end - 1. */
+/* The z for which the computed roots are exact (Gu and Eisenstat 1994), up to a common factor: vectors formed from it
+ * are orthogonal to working precision even if the roots are inaccurate. Needs all roots. Writes |z_i| for i in [begin,
+ * end). */
 void tchi_secular_vector(const tchi_secular *s, int64_t begin, int64_t end, double *z);
 
 #endif

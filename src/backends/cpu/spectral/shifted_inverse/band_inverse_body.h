@@ -1,8 +1,8 @@
 /* F = sum over poles of w (B + s I)^(-1) for a block tridiagonal B. Needs block_reflector_body.h and band_plan.h.
  *
- * Going down, B + s I = L L' block by block: L(j) from the Schur complement D(j), M(j) = L(j)^(-1) B(j+1,j)'. This is
- * where a badly conditioned matrix loses digits, so it is done in double precision always. Coming up, the inverse Z
- * needs only H(j) = -M(j)' L(j)^(-1):
+ * Downwards, B + s I = L L' block by block: L(j) from the Schur complement D(j), M(j) = L(j)^(-1) B(j+1,j)'. An
+ * ill-conditioned matrix loses digits here, so this is always in double. Upwards, the inverse Z needs only H(j) =
+ * -M(j)' L(j)^(-1):
  *     Z(j,j) = D(j)^(-1) + H(j)' Z(j+1,j+1) H(j),     Z(i,j) = Z(i,j+1) H(j)  for i > j.
  * Between two stretches of blocks, products of H are gathered into one factor C, so that the sum over poles is the
  * inner dimension of a single large product. */
@@ -43,8 +43,8 @@ static band_inverse_scratch make_band_inverse_scratch(const band_plan *plan, voi
     return scratch;
 }
 
-/* One row of an elimination: x[from..to) -= the sum of factors[c] times row c of the given ones, four rows at a time
- * so that x is stored once for four rows read. */
+/* One row of an elimination: x[from..to) -= the sum of factors[c] times row c, four rows at a time so that x is stored
+ * once per four rows. */
 VECTOR_INLINE void subtract_rows(int64_t count, const double *factors, int64_t factor_stride, const double *rows,
                                  int64_t stride, double *restrict x, int64_t from, int64_t to)
 {
@@ -67,9 +67,9 @@ VECTOR_INLINE void subtract_rows(int64_t count, const double *factors, int64_t f
     }
 }
 
-/* The rows of [D | B' | I], of which D is given by its upper triangle, become those of [L' | L^(-1) B' | L^(-1)]:
- * Cholesky's elimination carried along. Row i of D counts from column i on, so with the i + 1 leading columns of a
- * triangular B' it is one stretch of memory; a dense B' takes b columns. Returns 0 when a pivot is not positive. */
+/* Transforms the rows of [D | B' | I], D given by its upper triangle, to [L' | L^(-1) B' | L^(-1)]: Cholesky
+ * elimination. Row i of D starts at column i, so together with the i + 1 leading columns of a triangular B' it is
+ * contiguous; a dense B' takes b columns. Returns 0 if a pivot is not positive. */
 VECTOR_CLONES static int eliminate(int64_t b, double *rows, int dense)
 {
     const int64_t stride = 3 * b;
@@ -88,8 +88,8 @@ VECTOR_CLONES static int eliminate(int64_t b, double *rows, int dense)
     return 1;
 }
 
-/* Sets up block j's rows of [D | B' | I]; D is B(j,j) + s I less the Schur complement that the B' part left by the
- * block before it gives. Rows beyond the matrix are those of the identity. */
+/* Sets up the rows of block j of [D | B' | I]; D is B(j,j) + s I less the Schur complement from the B' part of the
+ * previous block. Rows beyond the matrix are those of the identity. */
 static void load_rows(const tchi_blas_f64 *blas, const band_plan *plan, const band_factors *factors, int64_t block,
                       double shift, double *rows)
 {
@@ -201,8 +201,8 @@ static void add_block(int first, int64_t m, int64_t n, const REAL *from, int64_t
     }
 }
 
-/* Adds one pole's weighted Z to a stretch's own square of x, and leaves the square's first block column in
- * `columns`. Works leftwards in place of a pair of buffers of the stretch's rows by block. */
+/* Adds one pole's weighted Z to the diagonal square of a stretch of x, and leaves the square's first block column in
+ * `columns`. Works leftwards in a pair of buffers of stretch rows by block. */
 static void invert_stretch(const REAL_BLAS *real, const band_plan *plan, int64_t stretch, double weight, int first,
                            const REAL *step, const REAL *core, REAL *columns, REAL *spare, REAL *x, int64_t ldx)
 {

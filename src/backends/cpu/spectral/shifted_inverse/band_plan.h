@@ -1,10 +1,10 @@
-/* How a matrix is cut for the route through a band: the widths are chosen here and nowhere else, and all scratch is
- * counted per chunk of work rather than per thread, so that it does not depend on how many threads turn up.
+/* How a matrix is divided for the reduction to a band: all widths are chosen here, and scratch is counted per chunk of
+ * work rather than per thread, so that it does not depend on their number.
  *
- * Rows and columns fall into blocks of `block`, the bandwidth. Panel j is block column j below the band; its
- * reflectors act on the rows from block j + 1 on. On the way back the reflectors of several panels, a group, are
- * applied together. Large updates are cut into tiles of columns. Groups and tiles are counted from the second block
- * on, where the first reflectors begin; what lies before is tile 0 or strip 0, one block wide. */
+ * Rows and columns are divided into blocks of `block`, the bandwidth. Panel j is block column j below the band; its
+ * reflectors act on the rows from block j + 1 on. The back-transformation applies the reflectors of several panels, a
+ * group, together. Large updates are divided into tiles of columns. Groups and tiles count from the second block on,
+ * where the first reflectors begin; before that is tile 0 or strip 0, one block wide. */
 #ifndef TCHI_CPU_BAND_PLAN_H
 #define TCHI_CPU_BAND_PLAN_H
 

@@ -1,6 +1,5 @@
-/* A = Q B Q' with B block tridiagonal, and X = Q F Q' on the way back. The reflectors of panel j stay in the columns
- * of a where they were found, their triangular factors on the diagonals of the groups' larger ones. Needs
- * two_sided_body.h. */
+/* A = Q B Q' with block tridiagonal B, and the back-transformation X = Q F Q'. The reflectors of panel j overwrite the
+ * columns of a, their triangular factors are on the diagonals of the groups' larger ones. Needs two_sided_body.h. */
 
 typedef struct band_factors {
     REAL *diagonal; /* blocks of block by block: B(j,j), of which the lower triangle counts */
@@ -75,7 +74,7 @@ static void keep_diagonal(const band_plan *plan, const band_factors *factors, co
     copy_block(rows, rows, a + begin + begin * lda, lda, factors->diagonal + block * b * b, b);
 }
 
-/* Panel j is up to date: keeps its diagonal block and factors what lies below it. */
+/* Saves the diagonal block of panel j and factors the part below it. */
 static void reduce_panel(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
                          int64_t lda, int64_t panel)
 {
@@ -85,8 +84,8 @@ static void reduce_panel(const REAL_BLAS *blas, const band_plan *plan, const ban
                  panel_t(plan, factors, panel), plan->group, factors->products);
 }
 
-/* Brings the rest of the matrix up to date after panel j. The next panel is the first chunk of work, so that one
- * thread factors it, which cannot be shared, while the others update the columns behind it. */
+/* Updates the trailing matrix after panel j. The next panel is the first chunk of work, so that one thread factors it,
+ * which cannot be divided, while the others update the columns behind it. */
 static void update_and_look_ahead(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
                                   const band_factors *factors, REAL *a, int64_t lda, int64_t panel)
 {
@@ -103,7 +102,7 @@ static void update_and_look_ahead(work_team *team, const REAL_BLAS *blas, const 
     team_meet(team);
 }
 
-/* What no panel reached: the last two diagonal blocks and the block between them. */
+/* The part beyond the panels: the last two diagonal blocks and the block between them. */
 static void keep_corner(const band_plan *plan, const band_factors *factors, const REAL *a, int64_t lda)
 {
     const int64_t b = plan->block, last = (plan->blocks - 1) * b;
@@ -134,8 +133,8 @@ static void reduce_to_band(work_team *team, const REAL_BLAS *blas, const band_pl
     }
 }
 
-/* One reflector out of a group's: the triangular factors are joined panel by panel, and what the matrix left above
- * the reflectors is cleared. */
+/* Joins the reflectors of a group: merges their triangular factors panel by panel and clears what the matrix left above
+ * the reflectors. */
 static void join_group(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a, int64_t lda,
                        int64_t group)
 {
@@ -151,7 +150,7 @@ static void join_group(const REAL_BLAS *blas, const band_plan *plan, const band_
     }
 }
 
-/* The columns of one strip meet, from the left only, every group that begins below them. */
+/* Applies to the columns of a strip, from the left, every group that begins below them. */
 static void restore_strip(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, const REAL *a,
                           int64_t lda, REAL *x, int64_t ldx, int64_t strip)
 {
@@ -196,9 +195,8 @@ static void restore_from_both_sides(work_team *team, const REAL_BLAS *blas, cons
     }
 }
 
-/* x <- Q x Q', lower triangle given, lower triangle returned. A column is done with all that meets it from the left
- * only before the first two-sided update reaches it, so the one-sided work comes first, for all columns at once and
- * without waiting. Called by every thread of the team. */
+/* x <- Q x Q', lower triangles. All left-only work on a column precedes the first two-sided update of it, so it is done
+ * first for all columns without synchronization. Called by every thread of the team. */
 static void restore_from_band(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
                               const band_factors *factors, REAL *a, int64_t lda, REAL *x, int64_t ldx)
 {

@@ -1,6 +1,6 @@
-/* Block reflectors H = I - V T V' for one precision: the QR factorization of a panel, and H applied to one side of a
- * matrix or to both sides of a symmetric one. V is kept with its unit diagonal and its zeros written out, so that
- * every use of it is a plain matrix product. Needs REAL and REAL_BLAS. */
+/* Block reflectors H = I - V T V': QR factorization of a panel, and H applied to one side of a matrix or to both sides
+ * of a symmetric one. V is stored with its unit diagonal and zeros, so that every use is a plain matrix product. Needs
+ * REAL and REAL_BLAS. */
 
 static void copy_block(int64_t m, int64_t n, const REAL *from, int64_t ld_from, REAL *to, int64_t ld_to)
 {
@@ -61,7 +61,7 @@ static void gemm_columns(const REAL_BLAS *blas, int trans_a, int trans_b, int64_
                (int)ldc);
 }
 
-/* Four at once: one accumulator alone would wait for each addition. */
+/* Four accumulators hide the latency of additions. */
 VECTOR_CLONES static void dot_four(int64_t n, const REAL *v, const REAL *p, int64_t ldp, REAL *dots)
 {
     const REAL *p0 = p, *p1 = p + ldp, *p2 = p + 2 * ldp, *p3 = p + 3 * ldp;
@@ -116,7 +116,7 @@ static void dot_many(int64_t n, const REAL *v, int64_t count, const REAL *p, int
     }
 }
 
-/* The norm, safe from overflow and underflow of the squares: rescaled only when the plain sum left the safe range. */
+/* The norm, rescaled only if the plain sum of squares left the safe range. */
 static REAL norm_of(int64_t n, const REAL *x)
 {
     const REAL sum = dot_one(n, x, x);
@@ -137,8 +137,8 @@ static REAL norm_of(int64_t n, const REAL *x)
     return largest * REAL_SQRT(scaled);
 }
 
-/* Turns x into the reflector's vector (leading 1 written) and returns tau; *head receives what H x leaves on top.
- * A column that is already zero below its head gets tau = 0, the identity. */
+/* Overwrites x by the reflector's vector (leading 1 included) and returns tau; *head is the remaining entry of H x. A
+ * column that is zero below its head gets tau = 0, the identity. */
 static REAL make_reflector(int64_t n, REAL *x, REAL *head)
 {
     const REAL tail = norm_of(n - 1, x + 1);

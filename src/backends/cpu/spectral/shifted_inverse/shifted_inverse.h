@@ -1,6 +1,6 @@
-/* X = sum over j of w_j (A + s_j I)^(-1) for a symmetric positive semidefinite A and positive weights and shifts: the
- * partial-fraction form of a rational approximation of A^(-1/p). A is reduced once to a band, so that further poles
- * cost little; bench/logs/shifted_inverse.md tells the story and the figures. */
+/* X = sum over j of w_j (A + s_j I)^(-1) for a symmetric positive semidefinite A and positive weights and shifts: a
+ * rational approximation of A^(-1/p) in partial fractions. A is reduced once to a band, so that further poles are
+ * cheap; figures in bench/logs/shifted_inverse.md. */
 #ifndef TCHI_CPU_SHIFTED_INVERSE_H
 #define TCHI_CPU_SHIFTED_INVERSE_H
 

@@ -29,7 +29,7 @@ VECTOR_CLONES static int is_finite(int64_t n, const REAL *x)
     return sum == 0;
 }
 
-/* Looks at one triangle: both were given and are equal. */
+/* Checks one triangle: both are given and equal. */
 static int lower_is_finite(int64_t n, const REAL *a, int64_t lda)
 {
     for (int64_t j = 0; j < n; j++) {
@@ -40,8 +40,8 @@ static int lower_is_finite(int64_t n, const REAL *a, int64_t lda)
     return 1;
 }
 
-/* Rows times poles below which no threads are started: all the work then takes about as long as starting them, some
- * ten microseconds. An estimate, not tuned. */
+/* Rows times poles below which no threads are started: the work then takes about as long as starting them, some ten
+ * microseconds. Estimated, not tuned. */
 enum { SMALLEST_SHARED_WORK = 200 };
 
 static size_t align_up(size_t bytes)
@@ -58,7 +58,6 @@ static size_t shifted_inverse_scratch_bytes(int64_t n, int64_t count)
     return align_up(band_factors_count(&plan) * sizeof(REAL)) + align_up(band_inverse_bytes(&plan));
 }
 
-/* What the threads of a call share. */
 typedef struct shifted_inverse_call {
     const tchi_blas *blas;
     const REAL_BLAS *real;
@@ -69,7 +68,7 @@ typedef struct shifted_inverse_call {
     const double *weights;
 } shifted_inverse_call;
 
-/* The whole computation, by every thread of the team; all return the same. */
+/* Body of every thread of the team; all return the same. */
 static int reduce_invert_restore(work_team *team, const shifted_inverse_call *call, REAL *a, int64_t lda, REAL *x,
                                  int64_t ldx)
 {
@@ -84,7 +83,7 @@ static int reduce_invert_restore(work_team *team, const shifted_inverse_call *ca
     return status;
 }
 
-/* Threads worth starting: a small matrix is left to one. */
+/* Number of threads: one for a small matrix. */
 static int threads_for(const band_plan *plan)
 {
     const int one = plan->n * plan->poles < SMALLEST_SHARED_WORK;

@@ -1,6 +1,6 @@
-/* A symmetric matrix A between a block reflector and its transpose: A - V W' - W V', in three rounds of products that
- * a team of threads shares. Only tiles on and below the diagonal are kept up to date; those on the diagonal are kept
- * whole, which turns every symmetric product into general ones. Needs block_reflector_body.h.
+/* A symmetric matrix A between a block reflector and its transpose: A - V W' - W V', in three rounds of products shared
+ * by a team of threads. Only tiles on and below the diagonal are updated; diagonal tiles are stored in full, so that
+ * all products are general ones. Needs block_reflector_body.h.
  *
  * With Y = A V and S = V' Y:   H' A H has W = Y T - V (T' S T) / 2;   H A H' has T' in T's place. */
 
@@ -62,7 +62,7 @@ static void finish_core(const REAL_BLAS *blas, const band_plan *plan, const bloc
     gemm_columns(blas, TCHI_NO_TRANS, inner, w, w, w, (REAL)-0.5, product, w, h->t, h->ldt, 0, sum, w);
 }
 
-/* The rows of one tile of W, and of the two factors in which V and W stand side by side. */
+/* The rows of one tile of W, and of the factors [V W] and [W V]. */
 static void finish_tile(const REAL_BLAS *blas, const band_plan *plan, const block_reflector *h, int transposed,
                         int64_t tile, const two_sided_scratch *scratch)
 {
@@ -88,7 +88,7 @@ static void update_columns(const REAL_BLAS *blas, const band_plan *plan, REAL *a
                  scratch->right + offset, n, 1, a + begin + begin * lda, lda);
 }
 
-/* The first two rounds: leaves V beside W and W beside V in the scratch. Called by every thread of the team. */
+/* The first two rounds: leaves [V W] and [W V] in the scratch. Called by every thread of the team. */
 static void prepare_two_sided(work_team *team, const REAL_BLAS *blas, const band_plan *plan, const REAL *a, int64_t lda,
                               const block_reflector *h, int transposed, const two_sided_scratch *scratch)
 {

@@ -1,6 +1,5 @@
-/* The loops of the optimizers over contiguous runs, beside those of loops.h: in both precisions and for every
- * instruction set, the same text (steps_body.h) compiled with other flags. What a few calls of tchi_loops can do is not
- * here. */
+/* Loops of the optimizers over contiguous runs, for both precisions and every instruction set: steps_body.h compiled
+ * with different flags. Whatever a few calls of tchi_loops can do is not here. */
 #ifndef TCHI_CPU_UPDATES_STEPS_H
 #define TCHI_CPU_UPDATES_STEPS_H
 
@@ -10,7 +9,7 @@
 
 #include "core/codes.h"
 
-/* An AdamW step of one parameter, its hyperparameters and its clock reduced to what the loop needs. */
+/* Hyperparameters and clock of an AdamW step, reduced to what the loop needs. */
 typedef struct tchi_cpu_adamw_numbers {
     double keep1, take1; /* m = keep1 m + take1 g */
     double keep2, take2; /* v = keep2 v + take2 g^2 */
@@ -20,7 +19,7 @@ typedef struct tchi_cpu_adamw_numbers {
     double step;
 } tchi_cpu_adamw_numbers;
 
-/* The same of a Lion step. */
+/* The same for Lion. */
 typedef struct tchi_cpu_lion_numbers {
     double keep1, take1; /* c = keep1 m + take1 g */
     double keep2, take2; /* m = keep2 m + take2 g */
@@ -28,7 +27,7 @@ typedef struct tchi_cpu_lion_numbers {
     double step;
 } tchi_cpu_lion_numbers;
 
-/* What the random bits of a run depend on. */
+/* What determines the random bits of a run. */
 typedef struct tchi_cpu_random_run {
     uint64_t seed;
     uint32_t parameter, step;
@@ -54,16 +53,16 @@ typedef struct tchi_cpu_steps {
     void (*transpose)(int64_t rows, int64_t cols, const void *x, int64_t ld, void *out, int64_t out_ld);
     /* float32 to bfloat16, up or down at random, whatever the table's precision */
     void (*round_at_random)(int64_t n, const tchi_cpu_random_run *random, const float *x, uint16_t *out);
-    /* The words themselves, one for each element. */
+    /* One random word per element. */
     void (*random_words)(int64_t n, const tchi_cpu_random_run *random, uint32_t *words);
-    /* To codes of TCH_MOMENTS_CODES with their scales, by the upper or the lower half of the words, and back. The run
-     * begins with a block; the last one may be short. `squares` are the scales of second moments, or NULL. Codes and
-     * scales of first moments are read before they are written: their rounding follows from what they were. */
+    /* Encodes to TCH_MOMENTS_CODES with scales, using the upper or lower half of the words, and decodes. The run begins
+     * at a block; the last block may be short. `squares` are the scales of second moments, or NULL. Codes and scales of
+     * first moments are read before they are written: their rounding depends on the previous values. */
     void (*encode_squares)(int64_t n, const float *x, const uint32_t *words, uint8_t *codes, float *scales);
     void (*encode_signed)(int64_t n, tchi_code_use use, const float *x, const uint32_t *words, const float *squares,
                           uint8_t *codes, float *scales);
     void (*decode)(int64_t n, int second, const uint8_t *codes, const float *scales, float *x);
-    /* To bfloat16 by the upper or the lower half of the words. */
+    /* Stochastic rounding to bfloat16, using the upper or lower half of the words. */
     void (*cut)(int64_t n, int second, const float *x, const uint32_t *words, uint16_t *out);
 } tchi_cpu_steps;
 

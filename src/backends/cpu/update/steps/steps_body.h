@@ -1,6 +1,6 @@
-/* The optimizers' loops in one precision, REAL, for whatever instruction set the including file is compiled for. Square
- * roots and divisions are the exact ones: results must be within rounding of a GPU's. A file that defines
- * CUSTOM_TRANSPOSE brings transpose. */
+/* The optimizers' loops in one precision, REAL, for the instruction set of the including file. Square roots and
+ * divisions are exact: results must be within rounding of a GPU's. A file that defines CUSTOM_TRANSPOSE provides
+ * transpose. */
 #include "steps.h"
 
 #include <math.h>
@@ -21,8 +21,8 @@ static void divide(int64_t n, double divisor, const void *x_data, void *out_data
     }
 }
 
-/* 7 elements move for each one done, 4 read and 3 written: that is what bounds it outside the caches. Inlined twice, so
- * that each copy knows whether there is a `largest`. */
+/* Memory-bound outside the caches: 4 elements read and 3 written per element. Inlined twice, so that each copy knows
+ * whether `largest` is NULL. */
 static inline __attribute__((always_inline)) void adamw_loop(int64_t n, const tchi_cpu_adamw_numbers *c, REAL *p,
                                                              const REAL *g, REAL *m, REAL *v, REAL *largest)
 {
@@ -51,7 +51,7 @@ static void adamw(int64_t n, const tchi_cpu_adamw_numbers *c, void *p, const voi
     }
 }
 
-/* 5 elements move for each one done. A NaN is neither above 0 nor below it. */
+/* 3 elements read and 2 written per element. A NaN is neither above nor below 0. */
 static void lion(int64_t n, const tchi_cpu_lion_numbers *c, void *p_data, const void *g_data, void *m_data)
 {
     const REAL keep1 = (REAL)c->keep1, take1 = (REAL)c->take1, keep2 = (REAL)c->keep2, take2 = (REAL)c->take2;
@@ -120,8 +120,7 @@ static void add_squares(int64_t n, const void *x_data, double *sums)
 }
 
 #if !defined(CUSTOM_TRANSPOSE)
-/* Written along rows and read down columns: strided stores were measured at twice the time. The caller cuts matrices
- * into tiles that fit the nearest cache. */
+/* Writes along rows and reads down columns: strided stores took twice the time. The caller passes tiles that fit L1. */
 static void transpose(int64_t rows, int64_t cols, const void *x_data, int64_t ld, void *out_data, int64_t out_ld)
 {
     const REAL *restrict x = x_data;
@@ -168,7 +167,7 @@ static void random_words(int64_t n, const tchi_cpu_random_run *random, uint32_t 
     }
 }
 
-/* Finite numbers move up by less than a unit of the last kept bit, in proportion to what is then cut off. */
+/* Stochastic rounding: adds less than a unit of the last kept bit and truncates. */
 static void cut(int64_t n, int second, const float *x, const uint32_t *words, uint16_t *out)
 {
     int shift = second ? 16 : 0;
@@ -219,7 +218,7 @@ static void encode_second(int64_t n, const float *x, const uint32_t *words, uint
     }
 }
 
-/* Of what was `was`; without a change the random bits decide. */
+/* `was`: the previous values; if unchanged, the random bits decide. */
 static void encode_first(int64_t n, const float *x, const float *was, const uint32_t *words, uint8_t *codes,
                          tchi_code_range range)
 {

@@ -1,9 +1,9 @@
-/* Factors of curvature in float32: which of the ways to compute one takes the operands at hand. Ours computes the lower
- * tiles alone but gives each to one block for the whole contraction; cuBLAS divides that too, and computes more than
- * the lower half of C, in panels of columns that begin at the diagonal. */
+/* Curvature factors in float32: chooses the kernel. Ours computes only the lower tiles but gives each to one block for
+ * the whole contraction; cuBLAS divides the contraction too and computes more than the lower half of C, in panels of
+ * columns that begin at the diagonal. */
 #include "factor_gram.h"
 
-#include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/matrix/fp16_copy.h"
 #include "backends/cuda/runtime/scalars.h"
 #include "core/arith.h"
 
@@ -25,8 +25,7 @@ static tch_matrices panel_of(const tch_matrices *c, int64_t first, int64_t cols)
     return panel;
 }
 
-/* What is above the diagonal in a panel comes out as it may: it is not looked at, and the mirror image takes its
- * place. */
+/* Elements above the diagonal of a panel are undefined and replaced by the mirror image. */
 tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, double alpha, const tch_matrices *a,
                                         int32_t transpose, double beta, const tch_matrices *c)
 {
@@ -36,7 +35,7 @@ tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, 
         tch_matrices below = part_of(a, transpose, first, c->rows - first);
         tch_matrices right = part_of(a, transpose, first, cols);
         tch_matrices panel = panel_of(c, first, cols);
-        TCHI_CUDA_PASS(tchi_cuda_gemm(state, alpha, &below, transpose, &right, !transpose, beta, 1, &panel));
+        TCHI_TRY(tchi_cuda_gemm(state, alpha, &below, transpose, &right, !transpose, beta, 1, &panel));
     }
     return tchi_cuda_mirror_lower(state, c);
 }
@@ -46,20 +45,20 @@ tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, 
 #define MOST_COPIES 64
 #define LARGEST_BYTES ((int64_t)MOST_COPIES * 4) /* of the workspace, one number for each matrix */
 
-/* How the copies of a batch, n rows along the contraction, go through the workspace. */
+/* How the copies of a batch pass through the workspace. */
 typedef struct copy_plan {
     int64_t matrices; /* at a time */
     int64_t depth;    /* of the contraction at a time: all of it, or whole k-tiles where one matrix is too much */
 } copy_plan;
 
-/* `total` in equal parts of at most `most`, each but the last a multiple of `unit`. */
+/* `total` in equal parts of at most `most`, multiples of `unit` except for the last. */
 static int64_t even_part(int64_t total, int64_t most, int64_t unit)
 {
     int64_t parts = (total + most - 1) / most;
     return ((total + parts - 1) / parts + unit - 1) / unit * unit;
 }
 
-/* Depth 0: not even one k-tile fits. */
+/* Depth 0 if no k-tile fits. */
 static copy_plan plan_copies(const tchi_cuda_state *state, const tch_matrices *c, int32_t transpose, int64_t depth)
 {
     int64_t room = (tchi_cuda_workspace_bytes(state) - LARGEST_BYTES) / 2; /* elements */
@@ -85,16 +84,16 @@ static tch_status add_part(tchi_cuda_state *state, tchi_factor_weights weights, 
                            int32_t transpose, const tch_matrices *c)
 {
     uint32_t *largest = state->blas_workspace;
-    tch_matrices copy = tchi_cuda_narrow_copy((char *)state->blas_workspace + LARGEST_BYTES, a);
-    TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, a, largest));
-    TCHI_CUDA_PASS(tchi_cuda_narrow(state, a, largest, &copy));
+    tch_matrices copy = tchi_cuda_fp16_copy_of((char *)state->blas_workspace + LARGEST_BYTES, a);
+    TCHI_TRY(tchi_cuda_largest_bits(state, a, largest));
+    TCHI_TRY(tchi_cuda_fp16_copy(state, a, largest, &copy));
     return tchi_cuda_factor_pingpong(state, weights, &copy, transpose, largest, c);
 }
 
-/* Whether the lower tiles of as many matrices as are copied at a time are enough for every multiprocessor: each has the
- * whole contraction. */
-int tchi_cuda_factor_narrow_supported(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
-                                      const tch_matrices *c)
+/* Whether the lower tiles of the matrices copied at a time occupy every multiprocessor: each has the whole
+ * contraction. */
+int tchi_cuda_factor_fp16_supported(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
+                                    const tch_matrices *c)
 {
     int64_t depth = transpose ? a->rows : a->cols;
     if (state->blas_workspace == NULL || a->type != TCH_SCALAR_F32 || c->rows == 0 || c->batch == 0 || depth == 0 ||
@@ -106,8 +105,8 @@ int tchi_cuda_factor_narrow_supported(const tchi_cuda_state *state, const tch_ma
     return plan.depth > 0 && tchi_cuda_factor_pingpong_supported(state, &some);
 }
 
-tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
-                                   int32_t transpose, const tch_matrices *c)
+tch_status tchi_cuda_factor_fp16(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
+                                 int32_t transpose, const tch_matrices *c)
 {
     const int64_t depth = transpose ? a->rows : a->cols;
     const copy_plan plan = plan_copies(state, c, transpose, depth);
@@ -119,7 +118,7 @@ tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights w
             int64_t columns = tchi_min(depth - first, plan.depth);
             tch_matrices part = part_of(&some, !transpose, first, columns);
             weights.adds = first > 0;
-            TCHI_CUDA_PASS(add_part(state, weights, &part, transpose, &out));
+            TCHI_TRY(add_part(state, weights, &part, transpose, &out));
         }
     }
     return TCH_OK;
@@ -127,10 +126,10 @@ tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights w
 
 /* --- both factors ------------------------------------------------------------------------------------------------ */
 
-/* That fit into so many bytes, less what brings both arrays to a multiple of 256. */
+/* The number of copies that fit into `bytes`, both arrays being aligned to 256. */
 static int64_t copies_in(const tch_matrices *a, int64_t bytes)
 {
-    int64_t one = tchi_cuda_narrow_copy(NULL, a).stride * (int64_t)sizeof(uint16_t);
+    int64_t one = tchi_cuda_fp16_copy_of(NULL, a).stride * (int64_t)sizeof(uint16_t);
     return (bytes - 2 * 256) / (one + (int64_t)sizeof(uint32_t));
 }
 
@@ -139,8 +138,8 @@ static char *aligned(char *at)
     return at + (256 - (uintptr_t)at % 256) % 256;
 }
 
-/* Enough lower tiles for every multiprocessor, on either side, if all matrices came at once. How much scratch there is
- * has no part in it: a step must have the same bits with any. */
+/* Whether the whole batch has enough lower tiles for every multiprocessor, on either side. Does not depend on the
+ * scratch size: a step must be bitwise-identical with any. */
 int tchi_cuda_factor_pair_supported(const tchi_cuda_state *state, const tchi_factor_pair *pair)
 {
     const tch_matrices *a = pair->a;
@@ -159,7 +158,7 @@ int tchi_cuda_factor_pair_supported(const tchi_cuda_state *state, const tchi_fac
 static tch_status from_copy(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *copy,
                             const uint32_t *largest, const tch_matrices *rows, const tch_matrices *cols)
 {
-    TCHI_CUDA_PASS(tchi_cuda_factor_pingpong(state, weights, copy, 0, largest, rows));
+    TCHI_TRY(tchi_cuda_factor_pingpong(state, weights, copy, 0, largest, rows));
     return tchi_cuda_factor_pingpong(state, weights, copy, 1, largest, cols);
 }
 
@@ -178,17 +177,17 @@ tch_status tchi_cuda_factor_pair(tchi_cuda_state *state, tchi_factor_weights wei
         tch_matrices cols = some_of(pair->cols, b, some.batch);
         uint32_t *looked_for = (uint32_t *)(void *)aligned(room);
         const uint32_t *largest = pair->largest != NULL ? pair->largest + b : looked_for;
-        tch_matrices copy = tchi_cuda_narrow_copy(aligned((char *)(looked_for + some.batch)), &some);
-        TCHI_CUDA_PASS(pair->largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, &some, looked_for));
-        TCHI_CUDA_PASS(tchi_cuda_narrow(state, &some, largest, &copy));
-        TCHI_CUDA_PASS(from_copy(state, weights, &copy, largest, &rows, &cols));
+        tch_matrices copy = tchi_cuda_fp16_copy_of(aligned((char *)(looked_for + some.batch)), &some);
+        TCHI_TRY(pair->largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, &some, looked_for));
+        TCHI_TRY(tchi_cuda_fp16_copy(state, &some, largest, &copy));
+        TCHI_TRY(from_copy(state, weights, &copy, largest, &rows, &cols));
     }
     return TCH_OK;
 }
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
 
-/* A and C are of float32, or A of a half type and C of float32; other types have no faster way than `gram`. */
+/* For A and C of float32, or A of a half type and C of float32; other types have nothing faster than `gram`. */
 tch_status tchi_cuda_gram_rounded(tchi_cuda_state *state, double alpha, const tch_matrices *a, int32_t transpose,
                                   double beta, const tch_matrices *c)
 {
@@ -199,11 +198,10 @@ tch_status tchi_cuda_gram_rounded(tchi_cuda_state *state, double alpha, const tc
         (a->type == TCH_SCALAR_F32 && state->device.major < 8)) {
         return tchi_cuda_gram(state, alpha, a, transpose, beta, 0, c);
     }
-    if (tchi_cuda_factor_narrow_supported(state, a, transpose, c)) {
-        return tchi_cuda_factor_narrow(state, (tchi_factor_weights){(float)alpha, (float)beta, NULL, 0}, a, transpose,
-                                       c);
+    if (tchi_cuda_factor_fp16_supported(state, a, transpose, c)) {
+        return tchi_cuda_factor_fp16(state, (tchi_factor_weights){(float)alpha, (float)beta, NULL, 0}, a, transpose, c);
     }
-    /* panels by what an H200 took for n = 768 and 3072: bench/logs/cuda_factor_gram.md */
+    /* panels tuned on an H200 for n = 768 and 3072: bench/logs/cuda_factor_gram.md */
     int64_t panels = a->type == TCH_SCALAR_F32 ? (c->rows >= 512 ? 2 : 1) : c->rows >= 1536 ? 3 : 1;
     return tchi_cuda_factor_gram_panels(state, panels, alpha, a, transpose, beta, c);
 }

@@ -1,5 +1,5 @@
-/* The ways to compute a factor C = alpha A A' + beta C, or alpha A' A + beta C, in float32 from operands of float32
- * rounded to TF32 or of a half type. Of C the lower triangle is read, and both are written. */
+/* Kernels for a factor C = alpha A A' + beta C, or alpha A' A + beta C, in float32 from operands of float32 rounded to
+ * TF32 or of a half type. They read C's lower triangle and write both. */
 #ifndef TCHI_CUDA_FACTOR_GRAM_H
 #define TCHI_CUDA_FACTOR_GRAM_H
 
@@ -11,28 +11,28 @@ TCH_BEGIN_DECLS
 tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, double alpha, const tch_matrices *a,
                                         int32_t transpose, double beta, const tch_matrices *c);
 
-/* What the product and C are multiplied by. */
+/* Weights of the product and of C. */
 typedef struct tchi_factor_weights {
     float alpha, beta;
     const float *on_device; /* these two instead, where they lie; or NULL */
     int32_t adds;           /* beta is 1: to what an earlier part of the contraction has left */
 } tchi_factor_weights;
 
-/* The lower tiles of alpha A A' + beta C, or transposed of alpha A' A + beta C, by symmetric_pingpong.cu: sm_90, A of
- * float16 with aligned rows, as tchi_cuda_narrow left it. A C whose `ld` is 0 is packed. */
+/* The lower tiles of alpha A A' + beta C, or with `transpose` of alpha A' A + beta C, by symmetric_pingpong.cu: sm_90,
+ * A an fp16 copy (tchi_cuda_fp16_copy). A C whose `ld` is 0 is packed. */
 int tchi_cuda_factor_pingpong_supported(const tchi_cuda_state *state, const tch_matrices *c);
 tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
                                      int32_t transpose, const uint32_t *largest, const tch_matrices *c);
 
-/* The same for A of float32, through such copies in the workspace: as many matrices at a time as it holds, or as much
- * of the contraction of one. */
-int tchi_cuda_factor_narrow_supported(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
-                                      const tch_matrices *c);
-tch_status tchi_cuda_factor_narrow(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
-                                   int32_t transpose, const tch_matrices *c);
+/* The same for A of float32, through fp16 copies in the workspace: as many matrices at a time as it holds, or part of
+ * the contraction of one. */
+int tchi_cuda_factor_fp16_supported(const tchi_cuda_state *state, const tch_matrices *a, int32_t transpose,
+                                    const tch_matrices *c);
+tch_status tchi_cuda_factor_fp16(tchi_cuda_state *state, tchi_factor_weights weights, const tch_matrices *a,
+                                 int32_t transpose, const tch_matrices *c);
 
-/* Both factors of A, of float32, from one copy: the largest element is looked for once, where it is not known. Copies
- * lie in `scratch` where that is larger than the workspace, as many matrices at a time as fit. A of float16 is such a
+/* Both factors of A, of float32, from one fp16 copy; the largest element is computed once unless given. Copies are in
+ * `scratch` if that is larger than the workspace, as many matrices at a time as fit. A of float16 already is such a
  * copy. */
 typedef struct tchi_factor_pair {
     const tch_matrices *a, *rows, *cols;

@@ -1,5 +1,5 @@
-/* A few threads that copy between pageable and page-locked memory: one alone reaches about 10 GB/s, a fraction of what
- * the link takes. A copy is cut into parts that are taken one at a time. */
+/* Threads that copy between pageable and page-locked memory: one alone reaches about 10 GB/s, a fraction of the link's
+ * throughput. A copy is divided into parts. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "streamed.h"
 
@@ -11,7 +11,7 @@
 /* Threads besides the caller. Memory is usually saturated by six in all. */
 #define MOST_THREADS 5
 
-/* Below this a part is not worth a thread's waking. */
+/* Minimum size of a part that is worth waking a thread. */
 #define LEAST_PART (INT64_C(256) << 10)
 
 struct tchi_copy_threads {
@@ -25,7 +25,7 @@ struct tchi_copy_threads {
     int end;
 };
 
-/* Part `index` of `parts`: some of the rows, or where there are fewer rows than parts, some columns of all of them. */
+/* Part `index` of `parts`: a range of rows, or, with fewer rows than parts, a range of columns of all of them. */
 static void copy_part(const tchi_rows *r, int64_t index, int64_t parts)
 {
     int by_rows = r->rows >= parts;
@@ -45,7 +45,7 @@ static void copy_part(const tchi_rows *r, int64_t index, int64_t parts)
     }
 }
 
-/* With the lock held: takes parts until none is left. */
+/* Copies parts until none is left. The lock is held on entry and exit. */
 static void copy_parts(tchi_copy_threads *t)
 {
     while (t->next < t->parts) {
@@ -99,7 +99,7 @@ void tchi_copy_threads_run(tchi_copy_threads *t, const tchi_rows *rows)
 
 /* --- beginning and end ------------------------------------------------------------------------------------------- */
 
-/* Signals are the program's: its own threads handle them. A thread that cannot be had is done without. */
+/* Blocks all signals, which belong to the program's threads. Fewer threads are acceptable. */
 static void start_threads(tchi_copy_threads *t)
 {
     sigset_t all;

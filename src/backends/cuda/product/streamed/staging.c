@@ -1,27 +1,19 @@
 /* Streams, events and page-locked rings between host and device: see streamed.h. */
 #include "streamed.h"
 
-#include <string.h>
+#include "backends/host_memory.h"
 
 /* --- making it --------------------------------------------------------------------------------------------------- */
 
 static tch_status make_event(cudaEvent_t *event)
 {
-    return *event != NULL ? TCH_OK
-                          : tchi_cuda_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
-}
-
-static tch_status make_stream(cudaStream_t *stream)
-{
-    return *stream != NULL
-               ? TCH_OK
-               : tchi_cuda_check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    return tchi_cuda_check(tchi_cuda_ensure_event(event), "cudaEventCreate");
 }
 
 static tch_status make_ring(tchi_cuda_staging *s, tchi_staging_ring *ring)
 {
     for (int i = 0; i < TCHI_STAGING_CHUNKS; i++) {
-        TCHI_CUDA_PASS(make_event(&ring->copied[i]));
+        TCHI_TRY(make_event(&ring->copied[i]));
     }
     if (ring->memory == NULL) {
         TCHI_CUDA_TRY(
@@ -37,48 +29,28 @@ static tch_status make_ring(tchi_cuda_staging *s, tchi_staging_ring *ring)
 tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring_out)
 {
     if (state->staging == NULL) {
-        state->staging = tchi_cuda_host->allocate(sizeof *state->staging, _Alignof(tchi_cuda_staging));
-        if (state->staging == NULL) {
-            return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "no host memory for streamed products");
-        }
-        memset(state->staging, 0, sizeof *state->staging);
+        TCHI_TRY(tchi_backend_take(tchi_cuda_host, sizeof *state->staging, "streamed products", &state->staging));
     }
     tchi_cuda_staging *s = state->staging;
-    TCHI_CUDA_PASS(make_stream(&s->in));
-    TCHI_CUDA_PASS(make_stream(&s->out));
-    TCHI_CUDA_PASS(make_event(&s->start));
+    TCHI_CUDA_TRY(tchi_cuda_ensure_stream(&s->in), "cudaStreamCreate");
+    TCHI_CUDA_TRY(tchi_cuda_ensure_stream(&s->out), "cudaStreamCreate");
+    TCHI_TRY(make_event(&s->start));
     for (int i = 0; i < 6; i++) {
         tchi_slot_events *slot = &s->slots[i / 2][i % 2];
-        TCHI_CUDA_PASS(make_event(&slot->filled));
-        TCHI_CUDA_PASS(make_event(&slot->used));
-        TCHI_CUDA_PASS(make_event(&slot->drained));
+        TCHI_TRY(make_event(&slot->filled));
+        TCHI_TRY(make_event(&slot->used));
+        TCHI_TRY(make_event(&slot->drained));
     }
-    TCHI_CUDA_PASS(ring_in ? make_ring(s, &s->inward) : TCH_OK);
+    TCHI_TRY(ring_in ? make_ring(s, &s->inward) : TCH_OK);
     return ring_out ? make_ring(s, &s->outward) : TCH_OK;
 }
 
 /* --- its end ----------------------------------------------------------------------------------------------------- */
 
-/* Errors while destroying have nobody left to tell. */
-static void end_event(cudaEvent_t event)
-{
-    if (event != NULL) {
-        (void)cudaEventDestroy(event);
-    }
-}
-
-static void end_stream(cudaStream_t stream)
-{
-    if (stream != NULL) {
-        (void)cudaStreamSynchronize(stream);
-        (void)cudaStreamDestroy(stream);
-    }
-}
-
 static void end_ring(tchi_staging_ring *ring)
 {
     for (int i = 0; i < TCHI_STAGING_CHUNKS; i++) {
-        end_event(ring->copied[i]);
+        tchi_cuda_drop_event(ring->copied[i]);
     }
     if (ring->memory != NULL) {
         (void)cudaFreeHost(ring->memory);
@@ -91,14 +63,14 @@ void tchi_cuda_staging_destroy(tchi_cuda_staging *s)
         return;
     }
     tchi_copy_threads_destroy(s->threads);
-    end_stream(s->in);
-    end_stream(s->out);
+    tchi_cuda_drop_stream(s->in);
+    tchi_cuda_drop_stream(s->out);
     for (int i = 0; i < 6; i++) {
-        end_event(s->slots[i / 2][i % 2].filled);
-        end_event(s->slots[i / 2][i % 2].used);
-        end_event(s->slots[i / 2][i % 2].drained);
+        tchi_cuda_drop_event(s->slots[i / 2][i % 2].filled);
+        tchi_cuda_drop_event(s->slots[i / 2][i % 2].used);
+        tchi_cuda_drop_event(s->slots[i / 2][i % 2].drained);
     }
-    end_event(s->start);
+    tchi_cuda_drop_event(s->start);
     end_ring(&s->inward);
     end_ring(&s->outward);
     tchi_cuda_host->release(s, sizeof *s);
@@ -106,7 +78,7 @@ void tchi_cuda_staging_destroy(tchi_cuda_staging *s)
 
 /* --- copies ------------------------------------------------------------------------------------------------------ */
 
-/* CUDA takes no larger pitch. */
+/* CUDA's largest pitch. */
 #define MOST_PITCH INT32_MAX
 
 tch_status tchi_cuda_staging_copy(const tchi_rows *r, cudaStream_t stream)
@@ -145,7 +117,7 @@ tch_status tchi_cuda_staging_send(tchi_cuda_staging *s, const tchi_rows *r)
     send.from_pitch = r->width;
     TCHI_CUDA_TRY(cudaEventSynchronize(copied), "waiting for a copy to the device");
     tchi_copy_threads_run(s->threads, &pack);
-    TCHI_CUDA_PASS(tchi_cuda_staging_copy(&send, s->in));
+    TCHI_TRY(tchi_cuda_staging_copy(&send, s->in));
     return tchi_cuda_check(cudaEventRecord(copied, s->in), "cudaEventRecord");
 }
 
@@ -156,7 +128,7 @@ tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *s, const tchi_rows *r, int
     *chunk = ring->next++;
     fetch.to = chunk_memory(ring, *chunk);
     fetch.to_pitch = r->width;
-    TCHI_CUDA_PASS(tchi_cuda_staging_copy(&fetch, s->out));
+    TCHI_TRY(tchi_cuda_staging_copy(&fetch, s->out));
     return tchi_cuda_check(cudaEventRecord(ring->copied[*chunk % TCHI_STAGING_CHUNKS], s->out), "cudaEventRecord");
 }
 

@@ -1,7 +1,7 @@
-/* Products whose operands or result lie in host memory, larger than the device if need be. Tiles come in on one stream,
- * are multiplied on the state's, and leave on a third; events order the three, and every operand has two slots on the
- * device, so that copies both ways run beside the arithmetic. The host drives all of it: tile by tile it copies
- * pageable memory to and from page-locked chunks, always one product ahead of the device.
+/* Products with operands or result in host memory, possibly larger than the device. Tiles arrive on one stream, are
+ * multiplied on the state's, and leave on a third; events order the three, and every operand has two slots on the
+ * device, so that copies both ways overlap the arithmetic. The host drives it tile by tile: it copies pageable memory
+ * to and from page-locked chunks, one product ahead of the device.
  *
  * The one thing to know before changing it: cudaStreamWaitEvent waits for the event as last recorded when it is called,
  * so a wait must be queued after the record it is meant for. */
@@ -13,7 +13,7 @@
 
 /* --- blocks: a tile is one, and is cut into chunks that fit into page-locked memory ------------------------------- */
 
-/* A part of a matrix, as it is stored. */
+/* A part of a matrix in storage order. */
 typedef struct block {
     int64_t row, col, rows, cols;
 } block;
@@ -41,7 +41,7 @@ static int64_t chunk_count(const block *b, int64_t size)
     return (b->rows + shape.rows - 1) / shape.rows * ((b->cols + shape.cols - 1) / shape.cols);
 }
 
-/* Where chunk `index` of block b begins inside the block, and its size. */
+/* Offset and size of chunk `index` in block b. */
 static block chunk_at(const block *b, int64_t size, int64_t index)
 {
     block shape = chunk_shape(b, size);
@@ -69,7 +69,7 @@ typedef struct side {
     int32_t current; /* the slot that was used last */
 } side;
 
-/* A tile of the result on its way to pageable memory, chunk by chunk. */
+/* A result tile being copied to pageable memory chunk by chunk. */
 typedef struct departure {
     int active;
     block tile;
@@ -105,7 +105,7 @@ static char *host_address(const side *s, const block *b)
     return (char *)s->whole.data + (b->row * s->whole.ld + b->col) * tchi_cuda_scalar_size(s->whole.type);
 }
 
-/* The rows of a chunk (or of the whole block) between host memory and the slot that holds the block. */
+/* Copy descriptor of a chunk (or a whole block) from host memory to the slot of the block. */
 static tchi_rows rows_in(const side *s, const block *b, const slot *at, const block *chunk)
 {
     int64_t size = tchi_cuda_scalar_size(s->whole.type);
@@ -137,12 +137,12 @@ static tch_status copy_in(flow *f, const side *s, const block *b, const slot *to
     for (int64_t i = 0; i < chunk_count(b, size); i++) {
         block chunk = chunk_at(b, size, i);
         tchi_rows rows = rows_in(s, b, to, &chunk);
-        TCHI_CUDA_PASS(tchi_cuda_staging_send(f->staging, &rows));
+        TCHI_TRY(tchi_cuda_staging_send(f->staging, &rows));
     }
     return TCH_OK;
 }
 
-/* The block in its slot, or where it lies on the device. */
+/* The block in its slot, or in place on the device. */
 static tch_matrices matrices_in_slot(const side *s, const block *b, const slot *in)
 {
     tch_matrices m = {s->on_host ? in->data : host_address(s, b),
@@ -163,9 +163,9 @@ static slot *next_slot(side *s)
 
 static tch_status fill_slot(flow *f, const side *s, const block *b, const slot *to, cudaEvent_t after)
 {
-    TCHI_CUDA_PASS(wait_for(f->staging->in, after));
-    TCHI_CUDA_PASS(copy_in(f, s, b, to));
-    TCHI_CUDA_PASS(record_event(to->events->filled, f->staging->in));
+    TCHI_TRY(wait_for(f->staging->in, after));
+    TCHI_TRY(copy_in(f, s, b, to));
+    TCHI_TRY(record_event(to->events->filled, f->staging->in));
     return wait_for(f->state->stream, to->events->filled);
 }
 
@@ -180,26 +180,26 @@ static int find_slot(side *s, int64_t tile)
     return 0;
 }
 
-/* Tile number `tile` of A or B, which is block b, on the device, in place of the one that was used longest ago. */
+/* Brings tile number `tile` of A or B, block b, to the device, replacing the least recently used one. */
 static tch_status bring_tile(flow *f, side *s, const block *b, int64_t tile, tch_matrices *m)
 {
     if (s->on_host && !find_slot(s, tile)) {
         slot *at = next_slot(s);
         at->tile = tile;
-        TCHI_CUDA_PASS(fill_slot(f, s, b, at, at->events->used));
+        TCHI_TRY(fill_slot(f, s, b, at, at->events->used));
     }
     *m = matrices_in_slot(s, b, &s->slots[s->current]);
     return TCH_OK;
 }
 
-/* A slot for block b of C, with what C holds where it is read. */
+/* A slot for block b of C, with its contents if C is read. */
 static tch_status bring_result(flow *f, const block *b, tch_matrices *m)
 {
     if (f->c.on_host) {
         const slot *at = next_slot(&f->c);
-        TCHI_CUDA_PASS(wait_for(f->state->stream, at->events->drained));
+        TCHI_TRY(wait_for(f->state->stream, at->events->drained));
         if (f->product->beta != 0.0) {
-            TCHI_CUDA_PASS(fill_slot(f, &f->c, b, at, at->events->drained));
+            TCHI_TRY(fill_slot(f, &f->c, b, at, at->events->drained));
         }
     }
     *m = matrices_in_slot(&f->c, b, &f->c.slots[f->c.current]);
@@ -214,12 +214,12 @@ static tch_status fetch_next(flow *f)
     int64_t size = tchi_cuda_scalar_size(f->c.whole.type);
     block chunk = chunk_at(&d->tile, size, d->fetched);
     tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &chunk);
-    TCHI_CUDA_PASS(tchi_cuda_staging_fetch(f->staging, &rows, &d->chunk[d->fetched % TCHI_STAGING_CHUNKS]));
+    TCHI_TRY(tchi_cuda_staging_fetch(f->staging, &rows, &d->chunk[d->fetched % TCHI_STAGING_CHUNKS]));
     d->fetched++;
     return d->fetched < d->chunks ? TCH_OK : record_event(d->from->events->drained, f->staging->out);
 }
 
-/* Waits until the tile that is leaving, if any, is in host memory. */
+/* Waits until the departing tile, if any, is in host memory. */
 static tch_status finish_departure(flow *f)
 {
     departure *d = &f->leaving;
@@ -227,10 +227,10 @@ static tch_status finish_departure(flow *f)
     while (d->active && d->delivered < d->chunks) {
         block chunk = chunk_at(&d->tile, size, d->delivered);
         tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &chunk);
-        TCHI_CUDA_PASS(tchi_cuda_staging_deliver(f->staging, &rows, d->chunk[d->delivered % TCHI_STAGING_CHUNKS]));
+        TCHI_TRY(tchi_cuda_staging_deliver(f->staging, &rows, d->chunk[d->delivered % TCHI_STAGING_CHUNKS]));
         d->delivered++;
         if (d->fetched < d->chunks) {
-            TCHI_CUDA_PASS(fetch_next(f));
+            TCHI_TRY(fetch_next(f));
         }
     }
     d->active = 0;
@@ -240,30 +240,30 @@ static tch_status finish_departure(flow *f)
 static tch_status begin_departure(flow *f, const block *b)
 {
     const slot *from = &f->c.slots[f->c.current];
-    TCHI_CUDA_PASS(wait_for(f->staging->out, from->events->used));
+    TCHI_TRY(wait_for(f->staging->out, from->events->used));
     if (f->c.direct) {
         block all = {0, 0, b->rows, b->cols};
         tchi_rows rows = rows_out(&f->c, b, from, &all);
-        TCHI_CUDA_PASS(tchi_cuda_staging_copy(&rows, f->staging->out));
+        TCHI_TRY(tchi_cuda_staging_copy(&rows, f->staging->out));
         return record_event(from->events->drained, f->staging->out);
     }
     departure *d = &f->leaving;
     *d = (departure){.active = 1, .tile = *b, .from = from};
     d->chunks = chunk_count(b, tchi_cuda_scalar_size(f->c.whole.type));
     while (d->fetched < tchi_min(d->chunks, TCHI_STAGING_CHUNKS)) {
-        TCHI_CUDA_PASS(fetch_next(f));
+        TCHI_TRY(fetch_next(f));
     }
     return TCH_OK;
 }
 
-/* Called when the product of this tile is queued: the one before it is finished meanwhile. */
+/* Called after queueing the product of this tile: completes the previous one meanwhile. */
 static tch_status send_home(flow *f, const block *b)
 {
     if (!f->c.on_host) {
         return TCH_OK;
     }
-    TCHI_CUDA_PASS(record_event(f->c.slots[f->c.current].events->used, f->state->stream));
-    TCHI_CUDA_PASS(finish_departure(f));
+    TCHI_TRY(record_event(f->c.slots[f->c.current].events->used, f->state->stream));
+    TCHI_TRY(finish_departure(f));
     return begin_departure(f, b);
 }
 
@@ -279,7 +279,7 @@ static tch_status convert_tile(flow *f, const tch_matrices *to, const tch_matric
     return tchi_cuda_copy(f->state, &target, &source);
 }
 
-/* The product that reads the current slot is queued. */
+/* Records the use of the current slot. */
 static tch_status mark_used(flow *f, const side *s)
 {
     return s->on_host ? record_event(s->slots[s->current].events->used, f->state->stream) : TCH_OK;
@@ -296,11 +296,11 @@ static tch_status multiply_slice(flow *f, int64_t i, int64_t j, int64_t slice, c
     block in_b = stored_block(from, depth, j * p->tile[1], c->cols, f->product->transpose_b);
     tch_matrices a;
     tch_matrices b;
-    TCHI_CUDA_PASS(bring_tile(f, &f->a, &in_a, i * slices + slice, &a));
-    TCHI_CUDA_PASS(bring_tile(f, &f->b, &in_b, j * slices + slice, &b));
-    TCHI_CUDA_PASS(tchi_cuda_gemm(f->state, f->product->alpha, &a, f->product->transpose_a, &b, f->product->transpose_b,
-                                  beta, 0, c));
-    TCHI_CUDA_PASS(mark_used(f, &f->a));
+    TCHI_TRY(bring_tile(f, &f->a, &in_a, i * slices + slice, &a));
+    TCHI_TRY(bring_tile(f, &f->b, &in_b, j * slices + slice, &b));
+    TCHI_TRY(tchi_cuda_gemm(f->state, f->product->alpha, &a, f->product->transpose_a, &b, f->product->transpose_b, beta,
+                            0, c));
+    TCHI_TRY(mark_used(f, &f->a));
     return mark_used(f, &f->b);
 }
 
@@ -312,20 +312,20 @@ static tch_status multiply_tile(flow *f, int64_t i, int64_t j)
     int64_t col = j * p->tile[1];
     block b = {row, col, tchi_min(p->tile[0], p->m - row), tchi_min(p->tile[1], p->n - col)};
     tch_matrices c;
-    TCHI_CUDA_PASS(bring_result(f, &b, &c));
+    TCHI_TRY(bring_result(f, &b, &c));
     tch_matrices sum = f->sum;
     sum.rows = b.rows;
     sum.cols = b.cols;
     if (sum.data != NULL && f->product->beta != 0.0) {
-        TCHI_CUDA_PASS(convert_tile(f, &sum, &c));
+        TCHI_TRY(convert_tile(f, &sum, &c));
     }
     const tch_matrices *target = sum.data != NULL ? &sum : &c;
     int64_t slice = 0;
     do { /* once even for k = 0: C becomes beta C */
-        TCHI_CUDA_PASS(multiply_slice(f, i, j, slice, target, slice == 0 ? f->product->beta : 1.0));
+        TCHI_TRY(multiply_slice(f, i, j, slice, target, slice == 0 ? f->product->beta : 1.0));
         slice++;
     } while (slice * p->tile[2] < p->k);
-    TCHI_CUDA_PASS(sum.data != NULL ? convert_tile(f, &c, &sum) : TCH_OK);
+    TCHI_TRY(sum.data != NULL ? convert_tile(f, &c, &sum) : TCH_OK);
     return send_home(f, &b);
 }
 
@@ -335,8 +335,7 @@ static tch_status multiply_tiles(flow *f)
     int64_t rows = (p->m + p->tile[0] - 1) / p->tile[0];
     int64_t cols = (p->n + p->tile[1] - 1) / p->tile[1];
     for (int64_t t = 0; t < rows * cols; t++) {
-        TCHI_CUDA_PASS(p->columns_outermost ? multiply_tile(f, t % rows, t / rows)
-                                            : multiply_tile(f, t / cols, t % cols));
+        TCHI_TRY(p->columns_outermost ? multiply_tile(f, t % rows, t / rows) : multiply_tile(f, t / cols, t % cols));
     }
     return finish_departure(f);
 }
@@ -383,7 +382,7 @@ static tch_status set_up(flow *f, char *scratch)
     f->c = make_side(&p->c, p->c_on_host, &plan->c);
     int ring_out = p->c_on_host && !f->c.direct;
     int ring_in = (p->a_on_host && !f->a.direct) || (p->b_on_host && !f->b.direct) || (ring_out && p->beta != 0.0);
-    TCHI_CUDA_PASS(tchi_cuda_staging_ready(f->state, ring_in, ring_out));
+    TCHI_TRY(tchi_cuda_staging_ready(f->state, ring_in, ring_out));
     f->staging = f->state->staging;
     give_slots(&f->a, f->staging->slots[0], &scratch);
     give_slots(&f->b, f->staging->slots[1], &scratch);
@@ -392,8 +391,7 @@ static tch_status set_up(flow *f, char *scratch)
     return TCH_OK;
 }
 
-/* All copies have finished. After a failure the state's stream is waited for too, so that nothing of the product is
- * left behind. */
+/* Waits for all copies; after a failure also for the state's stream, so that no work of the product remains. */
 static tch_status finish_flow(flow *f, tch_status so_far)
 {
     cudaError_t in = cudaStreamSynchronize(f->staging->in);
@@ -401,12 +399,12 @@ static tch_status finish_flow(flow *f, tch_status so_far)
     if (so_far != TCH_OK || in != cudaSuccess || out != cudaSuccess) {
         (void)cudaStreamSynchronize(f->state->stream); /* the first failure is the one to report */
     }
-    TCHI_CUDA_PASS(so_far);
+    TCHI_TRY(so_far);
     TCHI_CUDA_TRY(in, "copying a streamed product's operands");
     return tchi_cuda_check(out, "copying a streamed product's result");
 }
 
-/* 2 m n k operations; over the link goes what plan.traffic says, at best every host operand once. */
+/* 2 m n k operations; plan.traffic bytes cross the link, at best every host operand once. */
 tch_status tchi_cuda_streamed_product(void *state, const tch_streamed_product *product, void *scratch,
                                       int64_t scratch_bytes)
 {
@@ -423,9 +421,8 @@ tch_status tchi_cuda_streamed_product(void *state, const tch_streamed_product *p
                                     "the product needs at least %lld bytes on the device, the budget leaves %lld",
                                     (long long)f.plan.bytes, (long long)scratch_bytes);
     }
-    TCHI_CUDA_PASS(set_up(&f, scratch));
-    /* The two other streams start behind the work of the state's stream, which may still use the scratch or be
-     * computing an operand. */
+    TCHI_TRY(set_up(&f, scratch));
+    /* The two other streams start after the state's stream, which may still use the scratch or compute an operand. */
     tch_status status = record_event(f.staging->start, f.state->stream);
     status = status == TCH_OK ? wait_for(f.staging->in, f.staging->start) : status;
     status = status == TCH_OK ? wait_for(f.staging->out, f.staging->start) : status;

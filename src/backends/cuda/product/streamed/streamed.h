@@ -1,13 +1,12 @@
-/* The ways between host and device for streamed products: two streams beside the state's own, and for pageable host
- * memory a ring of page-locked chunks each way, filled and emptied by a few threads. One product at a time uses it;
- * everything is made when first needed and kept by the state. */
+/* Transfers for streamed products: two streams besides the state's, and for pageable host memory a ring of page-locked
+ * chunks each way, filled and emptied by a few threads. Used by one product at a time; created on demand and kept by
+ * the state. */
 #ifndef TCHI_CUDA_STREAMED_H
 #define TCHI_CUDA_STREAMED_H
 
 #include "backends/cuda/cuda.h"
 
-/* One chunk takes 0.3 ms on a link of 55 GB/s, long beside the 20 us of waking threads and queueing a copy.
- * Reasoned. */
+/* A chunk takes 0.3 ms on a link of 55 GB/s, vs 20 us for waking threads and queueing a copy. Reasoned. */
 #define TCHI_STAGING_CHUNKS 4
 #define TCHI_STAGING_CHUNK_BYTES (INT64_C(16) << 20)
 
@@ -44,14 +43,14 @@ typedef struct tchi_rows {
     int64_t width, rows;
 } tchi_rows;
 
-/* NULL when there is no memory. As many threads as the processors allow, perhaps none: the caller copies too. */
+/* NULL if out of memory. As many threads as the processors allow, possibly none: the caller copies too. */
 tchi_copy_threads *tchi_copy_threads_create(void);
 void tchi_copy_threads_destroy(tchi_copy_threads *threads);
-/* Returns when everything is copied. */
+/* Returns after the copy. */
 void tchi_copy_threads_run(tchi_copy_threads *threads, const tchi_rows *rows);
 
-/* The staging of a state with its streams and events, and the rings that are asked for. What could be made before a
- * failure is kept for the next try. */
+/* Creates the staging of a state: streams, events, and the requested rings. After a failure the parts created so far
+ * are kept for a retry. */
 tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring_out);
 
 /* The device's copy of rows, on `stream`. */
@@ -60,17 +59,17 @@ tch_status tchi_cuda_staging_copy(const tchi_rows *rows, cudaStream_t stream);
 /* From host memory to the device through the next chunk of the ring: waits for the chunk, not for the copy. */
 tch_status tchi_cuda_staging_send(tchi_cuda_staging *staging, const tchi_rows *rows);
 
-/* The two halves of the way back. The first queues a copy from the device to the next chunk, *chunk; the second waits
- * for it and copies on to `to`. At most TCHI_STAGING_CHUNKS can be between the two. */
+/* The two steps of a copy to the host. The first queues the copy to the next chunk, *chunk; the second waits for it and
+ * copies on to `to`. At most TCHI_STAGING_CHUNKS can be pending. */
 tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t *chunk);
 tch_status tchi_cuda_staging_deliver(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t chunk);
 
 /* --- streamed_plan.c: how a product is cut into tiles ------------------------------------------------------------ */
 
-/* Copies of a tile that the device holds, so that one can be filled or emptied while the other is worked on. */
+/* Slots per operand on the device, so that one can be filled or emptied while the other is in use. */
 #define TCHI_STREAM_SLOTS 2
 
-/* The tiles of one operand, in the order in which it is stored. */
+/* The tiles of one operand in storage order. */
 typedef struct tchi_stream_tiles {
     int64_t rows, cols;
     int64_t ld;    /* of a tile on the device, in elements */
@@ -88,8 +87,8 @@ typedef struct tchi_stream_plan {
     int64_t traffic;   /* bytes that cross the link, both ways */
 } tchi_stream_plan;
 
-/* The plan with the least traffic whose scratch is at most `budget`, and among those the one that starts and ends
- * soonest. Returns 0, with the bytes of the smallest plan in plan->bytes, where none fits. */
+/* The plan with the least traffic with at most `budget` of scratch, and of those the one with the shortest start and
+ * end. Returns 0 if none fits, with the size of the smallest in plan->bytes. */
 int tchi_stream_plan_make(const tch_streamed_product *product, int64_t budget, tchi_stream_plan *plan);
 
 #endif

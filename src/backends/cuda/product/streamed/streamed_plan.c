@@ -1,5 +1,5 @@
-/* The search for the tiles of a streamed product: every pair of tile sizes for m and n with the deepest slice of k that
- * fits, in both orders of walking over the result, a few thousand cases at most. */
+/* Searches the tile sizes of a streamed product: every pair for m and n with the deepest slice of k that fits, in both
+ * traversal orders, at most a few thousand cases. */
 #include "streamed.h"
 
 #include "backends/cuda/runtime/scalars.h"
@@ -9,10 +9,10 @@
 #define ROW_ALIGNMENT 16
 #define SLOT_ALIGNMENT 256
 
-/* Tile sizes above this are multiples of it, the tile of cuBLAS's own kernels. */
+/* Larger tile sizes are multiples of this, cuBLAS's tile size. */
 #define TILE_ROUND 128
 
-/* What one more tile costs, in bytes of traffic at 55 GB/s: the last wave of its product, about 0.3 ms. Reasoned. */
+/* Cost of a tile in bytes of traffic at 55 GB/s: the last wave of its product, about 0.3 ms. Reasoned. */
 #define TILE_COST (INT64_C(16) << 20)
 
 static int64_t count(int64_t size, int64_t tile)
@@ -59,7 +59,8 @@ static void lay_out(const tch_streamed_product *p, tchi_stream_plan *plan)
         plan->a.slots * plan->a.bytes + plan->b.slots * plan->b.bytes + plan->c.slots * plan->c.bytes + plan->sum_bytes;
 }
 
-/* How often an operand with `tiles` tiles along the walk and `depth` slices of k is brought over in `passes` passes. */
+/* How often an operand with `tiles` tiles along the traversal and `depth` slices of k is transferred in `passes`
+ * passes. */
 static int64_t times_brought(int64_t tiles, int64_t depth, int64_t passes, int outer)
 {
     return depth == 1 && (outer || tiles == 1) ? 1 : passes;
@@ -85,7 +86,7 @@ static double score(const tchi_stream_plan *plan)
     return (double)plan->traffic + ends + tiles * (double)TILE_COST;
 }
 
-/* The deepest slice of k that fits; 0 when none does, with the shallowest in the plan. */
+/* Finds the deepest slice of k that fits; returns 0 if none does, with the shallowest in the plan. */
 static int deepest(const tch_streamed_product *p, int64_t budget, tchi_stream_plan *plan)
 {
     for (int step = 0; (plan->tile[2] = tile_size(plan->k, step)) > 0; step++) {

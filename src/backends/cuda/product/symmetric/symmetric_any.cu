@@ -1,7 +1,6 @@
-/* The symmetric product C = c0 I + c1 D + c2 A B' for every combination of types and alignments, by plain
- * multiplications in float32, or float64 where A is of float64, and the mirror image of a lower triangle. The product
- * is there so that the table's promise holds on every GPU; where speed matters, symmetric_product.c has found a faster
- * way before.
+/* The symmetric product C = c0 I + c1 D + c2 A B' for every combination of types and alignments, on CUDA cores in
+ * float32, or float64 if A is, with the lower triangle mirrored. The fallback for every GPU; symmetric_product.c
+ * prefers faster kernels.
  *
  *     for (i = 0; i < n; i++) {
  *         for (j = 0; j <= i; j++) {
@@ -12,7 +11,7 @@
  *             c[i][j] = c[j][i] = c0 * (i == j) + c1 * d[i][j] + c2 * sum;
  *         }
  *     }
- */
+ * */
 #include "backends/cuda/device/elements.cuh"
 
 #define TILE 64
@@ -75,7 +74,7 @@ static __device__ void store_element(const problem &p, int64_t matrix, int64_t i
     tchi_cuda_store(p.c.type, tchi_cuda_at(p.c, matrix, j, i), 0, p.c.stride, value);
 }
 
-/* n^2 k operations a matrix; each tile reads 2 TILE k elements. */
+/* n^2 k operations per matrix; each tile reads 2 TILE k elements. */
 template <typename real> static __global__ void __launch_bounds__(SIDE *SIDE, 2) symmetric_any_kernel(const problem p)
 {
     __shared__ real a[TILE][KTILE + 1];
@@ -131,8 +130,7 @@ typedef struct mirror_params {
     int64_t n, tiles, blocks;
 } mirror_params;
 
-/* Half of the matrix is read, the other half written. A square goes through shared memory, so that rows are read and
- * rows are written. */
+/* Reads the lower half and writes the upper, transposing tiles in shared memory. */
 static __global__ void __launch_bounds__(SQUARE * 8) mirror_lower_kernel(const mirror_params params)
 {
     __shared__ double square[SQUARE][SQUARE + 1];

@@ -1,7 +1,6 @@
-/* The symmetric product of matrices in bfloat16, plain or split into high and low parts: the kernel that works on every
- * GPU from sm_80 on, by mma.sync, and the choice between it and the one for wgmma. Before changing the main loop, see
- * symmetric_bf16x2.cuh for the layout in shared memory and the rule by which tiles write C; the optimization log
- * is bench/logs/cuda_symmetric_bf16x2.md.
+/* The symmetric product of plain or split bfloat16 matrices: the mma.sync kernel for every GPU from sm_80 on, and the
+ * choice between it and wgmma. Before changing the main loop, see symmetric_bf16x2.cuh for the shared-memory layout and
+ * the rule by which tiles write C; measurements in bench/logs/cuda_symmetric_bf16x2.md.
  *
  *     for (i = 0; i < n; i++) {
  *         for (j = 0; j <= i; j++) {
@@ -12,13 +11,13 @@
  *             c[i][j] = c[j][i] = c0 * (i == j) + c1 * d[i][j] + c2 * sum;    // the epilogue
  *         }
  *     }
- */
+ * */
 #include "symmetric_bf16x2.cuh"
 
-/* K-tiles in flight and in use: 3 of 128 + 128 rows are 96 KiB, what a block may have on sm_86, 89 and 120. */
+/* Stages: 3 of 128 + 128 rows are 96 KiB, the limit of a block on sm_86, 89 and 120. */
 #define STAGES 3
-/* Blocks with large tiles that a multiprocessor holds: two where it has shared memory for them and the compiler keeps
- * within their half of the registers, which on sm_100 it does only by spilling. */
+/* Blocks with large tiles per multiprocessor: two if shared memory allows and the compiler keeps within half of the
+ * registers, which on sm_100 it does only by spilling. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define LARGE_BLOCKS 2
 #else
@@ -36,8 +35,8 @@ template <int high, int wide> struct warp_tile {
     float sum[high][wide][4];
 };
 
-/* Rows of A, 16 by 16 at chunk `chunk`: lanes 0 to 15 point at the left halves, the others at the right ones. Sixteen
- * rows on, the permutation is the same. */
+/* Rows of A, 16 by 16 at chunk `chunk`: lanes 0 to 15 address the left halves, the others the right ones. The swizzle
+ * repeats every sixteen rows. */
 template <int high> static __device__ inline void load_a(uint32_t (&a)[high][4], char *ktile, int row, int chunk)
 {
     int lane = (int)threadIdx.x % 32;
@@ -48,7 +47,7 @@ template <int high> static __device__ inline void load_a(uint32_t (&a)[high][4],
     }
 }
 
-/* Rows of B, two sets of eight at a time: b[j] holds left and right of the first, then left and right of the second. */
+/* Rows of B, two sets of eight: b[j] holds left and right of the first, then of the second. */
 template <int pairs> static __device__ inline void load_b(uint32_t (&b)[pairs][4], char *ktile, int row, int chunk)
 {
     int lane = (int)threadIdx.x % 32;
@@ -72,7 +71,7 @@ static __device__ inline void multiply_fragments(warp_tile<high, wide> &warp, co
     }
 }
 
-/* All products of one k-tile, 16 along k at a time: of split operands high low, high high and low high, in an order
+/* All products of one k-tile, 16 along k at a time: for split operands high low, high high and low high, in an order
  * that keeps one fragment of each in registers. */
 template <int high, int wide, int planes>
 static __device__ inline void multiply_ktile(warp_tile<high, wide> &warp, char *ktile_a, char *ktile_b)
@@ -185,7 +184,7 @@ static tchi_bf16x2_problem bf16x2_problem_of(double c0, double c1, const tch_mat
     return p;
 }
 
-/* wgmma exists on sm_90 alone: what came after it has other instructions. */
+/* wgmma exists on sm_90 only; later architectures have other instructions. */
 extern "C" tch_status tchi_cuda_symmetric_bf16x2(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
                                                  double c2, const tch_matrices *a, const tch_matrices *b,
                                                  const tch_matrices *c)

@@ -1,7 +1,7 @@
-/* The symmetric product in bfloat16 for sm_90, C = c0 I + c1 D + c2 A B' as symmetric_bf16x2.cu writes it out, by
- * wgmma, which takes both operands from shared memory and runs in the background. The one thing to know before changing
- * the main loop: a stage may be filled again only after EVERY warpgroup has waited for its own wgmma on it, and what
- * cp.async wrote may be read by wgmma only after every thread has published its part and met the others. */
+/* The symmetric product in bfloat16 for sm_90, C = c0 I + c1 D + c2 A B' as in symmetric_bf16x2.cu, by wgmma, which
+ * reads both operands from shared memory and runs asynchronously. The one thing to know before changing the main loop:
+ * a stage may be refilled only after EVERY warpgroup has waited for its own wgmma on it, and wgmma may read data of
+ * cp.async only after every thread has fenced its part and passed a barrier. */
 #include "backends/cuda/device/hopper.cuh"
 #include "symmetric_bf16x2.cuh"
 
@@ -11,8 +11,8 @@
 #define BLOCKS 2 /* on a multiprocessor, 96 KiB of shared memory each: one writes its tile while the other multiplies */
 #define STAGE_BYTES (2 * SIZE * TCHI_BF16X2_ROW_BYTES)
 
-/* All products of one k-tile, started in the background as one group. A step of 16 along k is 32 bytes of a row, and
- * the low parts begin in its middle; addresses in descriptors count 16 bytes. */
+/* All products of one k-tile, issued as one asynchronous group. A step of 16 along k is 32 bytes of a row, and low
+ * parts begin in its middle; descriptor addresses are in units of 16 bytes. */
 template <int planes> static __device__ inline void start_ktile(float (&sum)[64], uint64_t a, uint64_t b)
 {
     constexpr int low = 4;
@@ -28,7 +28,7 @@ template <int planes> static __device__ inline void start_ktile(float (&sum)[64]
     tchi_wgmma_commit();
 }
 
-/* The sums of a tile of C, left in shared memory, where all threads see them. */
+/* Leaves the sums of a tile of C in shared memory, visible to all threads. */
 template <int planes>
 static __device__ inline void run_wgmma_tile(const tchi_bf16x2_problem &p, const tchi_bf16x2_tile &tile, char *shared)
 {

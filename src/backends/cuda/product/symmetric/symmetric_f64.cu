@@ -1,9 +1,9 @@
-/* The symmetric product in float64 on tensor cores: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. Here
- * is which block computes which tile; how it does is in symmetric_f64_tile.cuh.
+/* The symmetric product in float64 on tensor cores: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. This
+ * file assigns tiles to blocks; symmetric_f64_tile.cuh computes them.
  *
- * A batch of N matrices asks for N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with
- * 4 N n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 8 operations a byte
- * for 64 by 64. bench/logs/cuda_symmetric_f64.md has the reasons and the measurements. */
+ * A batch of N matrices needs N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with 4 N
+ * n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 8 operations per byte
+ * for 64 by 64. Reasons and measurements: bench/logs/cuda_symmetric_f64.md. */
 #include "backends/cuda/device/elements.cuh"
 #include "symmetric_f64_tile.cuh"
 
@@ -50,7 +50,7 @@ static int64_t tiles_of(int64_t n)
 static tch_status launch_tiles(const tchi_cuda_state *state, problem p, int64_t batch)
 {
     p.tiles = tiles_of(p.n);
-    /* As much shared memory as there is for the blocks that share a multiprocessor. */
+    /* All shared memory for the blocks of a multiprocessor. */
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)symmetric_f64_kernel,
                                        cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
                   "symmetric_f64_kernel");
@@ -58,8 +58,8 @@ static tch_status launch_tiles(const tchi_cuda_state *state, problem p, int64_t 
                                    tiling::threads, tiling::shared_bytes, tiling::shared_bytes, p);
 }
 
-/* Rows for which the tiles of one matrix fit into a grid, columns that an int can count past the end, and a distance of
- * rows of which 128 are counted in bytes by 32 bits. */
+/* Limits: the tiles of one matrix fit into a grid, columns fit an int with margin, and 128 row strides in bytes fit 32
+ * bits. */
 #define MOST_ROWS (1 << 20)
 #define MOST_COLUMNS (1 << 30)
 #define MOST_LD (1 << 21)
@@ -130,7 +130,7 @@ static problem part_of(problem p, int64_t first)
     return p;
 }
 
-/* Blocks that one launch may be asked for: a grid ends at 2^31 - 1. */
+/* Blocks of a launch: a grid has at most 2^31 - 1. */
 #define MOST_BLOCKS INT64_C(0x40000000)
 
 extern "C" tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
@@ -144,7 +144,7 @@ extern "C" tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0,
     const int64_t most = MOST_BLOCKS / tiles_of(c->rows);
     for (int64_t first = 0; first < c->batch; first += most) {
         int64_t count = c->batch - first < most ? c->batch - first : most;
-        TCHI_CUDA_PASS(launch_tiles(state, part_of(p, first), count));
+        TCHI_TRY(launch_tiles(state, part_of(p, first), count));
     }
     return TCH_OK;
 }

@@ -1,16 +1,15 @@
-/* One tile of the symmetric product in float64 on tensor cores: k-tiles of A's and B's rows come ahead by cp.async into
- * a ring of buffers in shared memory, warps multiply them, and each stores its sums and their mirror image from
- * registers. */
+/* One tile of the symmetric product in float64 on tensor cores: cp.async loads k-tiles of A and B into a ring of stages
+ * in shared memory, warps multiply them, and each stores its sums and their mirror image from registers. */
 #ifndef TCHI_CUDA_SYMMETRIC_F64_TILE_CUH
 #define TCHI_CUDA_SYMMETRIC_F64_TILE_CUH
 
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
-/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of 16 columns of A and B in a
- * ring of `stages`, products of 8 columns at a time (below compute capability 9.0 of 4), whose fragments are read one
- * step ahead. Three CTAs on a multiprocessor hide each other's beginnings, barriers and ends; larger tiles read less
- * from L2 and were slower for all but one matrix of n = 4096. */
+/* Division of a tile of `rows` by `cols`: warps of warp_rows by warp_cols, k-tiles of 16 columns of A and B in a ring
+ * of `stages`, products of 8 columns at a time (below compute capability 9.0 of 4), whose fragments are loaded one step
+ * ahead. Three CTAs per multiprocessor hide each other's starts, barriers and ends; larger tiles read less from L2 and
+ * were slower for all but one matrix of n = 4096. */
 struct tiling {
     static constexpr int rows = 64, cols = 64, warp_rows = 32, warp_cols = 32;
     static constexpr int ktile = 16, stages = 4, blocks = 3;
@@ -56,14 +55,14 @@ typedef struct place {
 
 /* --- operands ---------------------------------------------------------------------------------------------------- */
 
-/* A k-tile's row is 128 bytes, four parts of 32: part `part` of row `row` lies at part ^ (row % 4). The 16 lanes that
- * shared memory serves at a time read one part of four rows, and so meet every bank once. */
+/* A k-tile row is 128 bytes, four parts of 32, swizzled as part ^ (row % 4). The 16 lanes that shared memory serves at
+ * a time read one part of four rows and hit every bank once. */
 static __device__ __forceinline__ int swizzled(int row, int byte)
 {
     return byte ^ (row % 4 * 32);
 }
 
-/* What a thread copies of every k-tile: 16 bytes of some rows of A and of B, `copied` rows apart. */
+/* A thread's share of every k-tile copy: 16 bytes of some rows of A and of B, `copied` rows apart. */
 typedef struct source {
     const char *a, *b;
     uint32_t a_apart, b_apart; /* bytes from one of its rows to the next */
@@ -110,7 +109,7 @@ template <bool inside> static __device__ __forceinline__ void fetch_stage(source
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* What one warp multiplies in one step, in the order of the instruction's registers. */
+/* A warp's operands of one step, in register order. */
 struct fragments {
     double a[tiling::warp_rows / 16][4];
     double b[tiling::warp_cols / 8][2];
@@ -149,9 +148,9 @@ static __device__ __forceinline__ reader reader_of(const char *shared)
     return r;
 }
 
-/* Operands number `first` to `end` - 1 of a step, B's before A's, since all rows of A wait for them. Lane 4 g + t reads
- * columns t and t + 4 of every eighth row from g on, each into the register in which the instruction wants it: two
- * columns at a time would save loads and cost moves, four to a product. */
+/* Operands `first` to `end` - 1 of a step, B's before A's, since all rows of A need them. Lane 4 g + t reads columns t
+ * and t + 4 of every eighth row from g on, each into the instruction's register: loading two columns at a time would
+ * save loads but cost four moves per product. */
 static __device__ __forceinline__ void load_fragments(fragments &f, const reader &r, int stage, int step, int first,
                                                       int end)
 {
@@ -188,8 +187,8 @@ static __device__ __forceinline__ bool has_lower_part(const problem &p, const pl
 
 /* --- the loop over k --------------------------------------------------------------------------------------------- */
 
-/* The products of one step, interleaved with the loads for the next one, number `step` of `stage`: in one heap they
- * would keep the queue to shared memory full. */
+/* The products of one step, interleaved with the loads for the next one, number `step` of `stage`: issued together they
+ * would fill the shared-memory queue. */
 static __device__ __forceinline__ void multiply_step(sums &sum, const fragments &now, fragments &next, const reader &r,
                                                      int stage, int step)
 {
@@ -212,8 +211,8 @@ static __device__ __forceinline__ void fetch_group(source &s, int stage, bool ex
     tchi_cp_async_commit();
 }
 
-/* sum = A B' of this warp's part. A stage is refilled once every warp has read its fragments. A warp without products
- * still copies for the others and meets their barriers. */
+/* sum = A B' of this warp's part. A stage is refilled once every warp has loaded its fragments. A warp without products
+ * still copies for the others and takes part in their barriers. */
 static __device__ __forceinline__ void accumulate(sums &sum, char *shared, const problem &p, const place &at)
 {
     const int count = (p.k + tiling::ktile - 1) / tiling::ktile;
@@ -248,16 +247,16 @@ static __device__ __forceinline__ void accumulate(sums &sum, char *shared, const
 
 /* --- the result -------------------------------------------------------------------------------------------------- */
 
-/* Eight lanes hold eight rows of a column, four lanes eight columns of a row: stored from registers, either image of an
- * accumulator fills chunks of 64 bytes, whole sectors, and no warp has to wait for another. */
+/* Eight lanes hold eight rows of a column, four lanes eight columns of a row: stored from registers, an accumulator and
+ * its mirror image fill 64-byte chunks, whole sectors, without synchronization. */
 
 static __device__ __forceinline__ bool is_lower(const problem &p, int row, int col)
 {
     return col <= row && row < p.n;
 }
 
-/* D at (row, col) and (row, col + 1); D's data begin at `d`. `inner` where the whole tile lies below the diagonal and
- * inside the matrix. */
+/* D at (row, col) and (row, col + 1), with D's data at `d`. `inner`: the whole tile is below the diagonal and inside
+ * the matrix. */
 template <bool inner>
 static __device__ __forceinline__ double2 load_d(const problem &p, const double *d, int row, int col)
 {
@@ -315,9 +314,9 @@ static __device__ __forceinline__ void store_both(const problem &p, int64_t firs
     }
 }
 
-/* D is asked for several groups of eight rows at a time, so that its latencies overlap; for the rarer types, whose
- * conversions need registers, one. It may be C itself, since an element is read by the thread that writes it and the
- * upper triangle is not read. */
+/* D is loaded for several groups of eight rows at a time, so that latencies overlap; for the rarer types, whose
+ * conversions need registers, one. It may be C itself: each element is read by the thread that writes it, and the upper
+ * triangle is not read. */
 template <tch_scalar type, bool inner>
 static __device__ __forceinline__ void store_sums(const sums &sum, const problem &p, const place &at)
 {

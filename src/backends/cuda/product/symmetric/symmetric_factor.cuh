@@ -1,12 +1,12 @@
-/* The epilogue of symmetric_pingpong.cu for factors of curvature: C = alpha A A' + beta C in float32, from A of float16
- * that stands for float32. */
+/* The epilogue of symmetric_pingpong.cu for curvature factors: C = alpha A A' + beta C in float32, from an fp16 copy of
+ * A. */
 #ifndef TCHI_CUDA_SYMMETRIC_FACTOR_CUH
 #define TCHI_CUDA_SYMMETRIC_FACTOR_CUH
 
-#include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/matrix/fp16_copy.h"
 #include "symmetric_pingpong.cuh"
 
-/* Weights that lie on the device are those of a step. `back` is what a narrowed matrix was divided by. */
+/* Device weights are those of a step. `back` is the inverse of the scale of an fp16 copy. */
 typedef struct pingpong_factor {
     float alpha, beta, back;
 } pingpong_factor;
@@ -18,16 +18,16 @@ static __device__ __forceinline__ pingpong_factor factor_of(const pingpong_probl
             p.factor.adds ? 1.0f
             : w == NULL   ? p.factor.beta
                           : w[1],
-            1.0f / tchi_narrow_scale(p.largest[matrix])};
+            1.0f / tchi_fp16_scale(p.largest[matrix])};
 }
 
-/* Multiplied step by step: the square of `back` may lie outside of what float32 holds. */
+/* In two steps: the square of `back` may be out of float32's range. */
 static __device__ __forceinline__ float factor_number(const pingpong_factor &f, float sum, float old)
 {
     return fmaf(f.alpha, sum * f.back * f.back, f.beta * old);
 }
 
-/* A packed factor has the rows of its lower triangle one after the other, and no ld. */
+/* A packed factor has contiguous rows of its lower triangle, and no ld. */
 static __device__ __forceinline__ bool is_packed(const pingpong_problem &p)
 {
     return p.wide_c.ld == 0;
@@ -39,8 +39,8 @@ static __device__ __forceinline__ int64_t packed_row(int64_t row)
 }
 
 /* A square of a factor and its mirror image, from registers: four lanes have 32 bytes of a row, eight those of a
- * column. C is read below the diagonal, each number by the thread that writes it. `inner` squares need no bounds
- * checks. A pair that begins left of the diagonal ends no further than on it. */
+ * column. Each thread reads the elements of C below the diagonal that it writes. `inner` squares need no bounds checks.
+ * A pair that begins left of the diagonal ends on it at most. */
 template <int from, bool inner>
 static __device__ __forceinline__ void write_factor(const pingpong_problem &p, const pingpong_factor &f, int matrix,
                                                     int row, int col, const float (&sum)[64])
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void write_factor(const pingpong_problem &p, c
     }
 }
 
-/* The same of a packed factor, which has no mirror image. Rows begin anywhere. */
+/* The same for a packed factor, without mirror image. Rows are unaligned. */
 template <int from, bool inner>
 static __device__ __forceinline__ void write_packed(const pingpong_problem &p, const pingpong_factor &f, int matrix,
                                                     int row, int col, const float (&sum)[64])
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void write_square_of(const pingpong_problem &p
     }
 }
 
-/* The squares of a tile of a factor. A step that is skipped leaves what is there, to the bit. */
+/* The squares of a tile of a factor. A skipped step leaves it unchanged. */
 static __device__ __forceinline__ void write_factor_tile(const pingpong_problem &p, const pingpong_tile &t,
                                                          const pingpong_sums &sum)
 {
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void write_factor_tile(const pingpong_problem 
     }
 }
 
-/* Prefetches what the epilogue will read of C into the L2 cache: of each row 512 bytes, four lines. */
+/* Prefetches the epilogue's part of C into L2: of each row 512 bytes, four lines. */
 static __device__ __forceinline__ void prefetch_factor_tile(const pingpong_problem &p, const pingpong_tile &t)
 {
     const int row = t.row + (int)threadIdx.x % 128;

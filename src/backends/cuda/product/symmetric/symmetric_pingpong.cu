@@ -1,15 +1,15 @@
 /* Symmetric products of bfloat16, float16 and split bfloat16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the
- * lower tiles of C, mirrored, with a scale for each matrix or none; and factors of curvature, C = alpha A A' + beta C
- * in float32, from float16 that stands for float32. A persistent GEMM (persistent_gemm.cuh) in ping-pong: one warpgroup
- * is in its epilogue while the other multiplies. The two CTAs of a cluster have tiles below each other and share B.
+ * lower tiles of C, mirrored, with an optional scale per matrix; and curvature factors, C = alpha A A' + beta C in
+ * float32, from fp16 copies. A persistent GEMM (persistent_gemm.cuh) in ping-pong: one warpgroup is in its epilogue
+ * while the other multiplies. The two CTAs of a cluster have vertically adjacent tiles and share B.
  *
- * How this way was chosen: bench/logs/cuda_orthogonalize.md, and for split operands cuda_symmetric_bf16x2.md. */
+ * Design choices: bench/logs/cuda_orthogonalize.md, and for split operands cuda_symmetric_bf16x2.md. */
 #include "symmetric_factor.cuh"
 #include "symmetric_pingpong.cuh"
 
 /* --- the result -------------------------------------------------------------------------------------------------- */
 
-/* What a thread's sums need of a tile of D, square by square. */
+/* A thread's part of a tile of D, square by square. */
 typedef uint32_t pingpong_addends[4][16];
 
 static __device__ __forceinline__ void read_d(pingpong_addends &d, char (&stage)[2][1][TCHI_GEMM_BOX_BYTES])
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void finish(const pingpong_weights &w, float (
     }
 }
 
-/* The same for a square at (row, col) of a split D, whose planes fit neither in registers nor in shared memory. */
+/* The same for a square at (row, col) of a split D, whose planes fit neither registers nor shared memory. */
 template <int from>
 static __device__ __forceinline__ void finish_split(const pingpong_problem &p, const pingpong_weights &w, int matrix,
                                                     int row, int col, float (&sum)[64])
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void finish_split(const pingpong_problem &p, c
     }
 }
 
-/* What rounding to bfloat16 leaves of a square. */
+/* Residuals of a square after rounding to bfloat16. */
 template <int from> static __device__ __forceinline__ void keep_low_parts(float (&sum)[64])
 {
 #pragma unroll
@@ -78,8 +78,8 @@ template <int from> static __device__ __forceinline__ void keep_low_parts(float 
     }
 }
 
-/* Writes a plane of one square of C and its mirror image. One elected thread of the warpgroup issues the TMA stores,
- * and waits until they have read what was there before. */
+/* Writes a plane of one square of C and its mirror image. One elected thread of the warpgroup issues the TMA stores and
+ * waits until they have read the previous data. */
 template <int from, tch_scalar type>
 static __device__ __forceinline__ void write_plane(const pingpong_problem &p, int z, int row, int col,
                                                    const float (&sum)[64], char (&place)[2][TCHI_SQUARE_BYTES])
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void write_plane(const pingpong_problem &p, in
 }
 
 /* A square of float64 and its mirror image, from registers: four lanes have 64 bytes of a row, and eight those of a
- * column. On the diagonal an element below it is written to both places. */
+ * column. On the diagonal, elements below it are written twice. */
 template <int from>
 static __device__ __forceinline__ void write_doubles(const pingpong_problem &p, int matrix, int row, int col,
                                                      const float (&sum)[64])
@@ -156,7 +156,7 @@ static __device__ __forceinline__ void write_square(const pingpong_problem &p, c
     }
 }
 
-/* The four squares of a tile but for those above the diagonal, which are another's mirror image, and those outside. */
+/* The four squares of a tile, except those above the diagonal, which are mirror images, and those outside. */
 template <bool has_d, tch_scalar in, tch_scalar out>
 static __device__ __forceinline__ void write_tile(const pingpong_problem &p, const pingpong_tile &t, pingpong_sums &sum,
                                                   const pingpong_addends &d, char (&place)[2][TCHI_SQUARE_BYTES])
@@ -222,7 +222,7 @@ struct pingpong_gemm : tchi_gemm<STAGES / planes_of(in_), CLUSTER, true> {
         }
     }
 
-    /* Of split operands the product of the low parts is left out. */
+    /* Split operands skip the product of the low parts. */
     static __device__ __forceinline__ void start(const pingpong_problem &, memory &m, int stage, int,
                                                  pingpong_sums &sum, tchi_no_fragment &, int add)
     {
@@ -236,7 +236,7 @@ struct pingpong_gemm : tchi_gemm<STAGES / planes_of(in_), CLUSTER, true> {
         }
     }
 
-    /* One tile: its products in turn, its result while the other warpgroup multiplies. */
+    /* One tile: its products when it is this warpgroup's turn, its epilogue while the other multiplies. */
     static __device__ __forceinline__ void compute(const pingpong_problem &p, memory &m, const pingpong_tile &t,
                                                    int group, int i, tchi_ring_place *at)
     {
@@ -279,16 +279,16 @@ static __global__ void __launch_bounds__(gemm::threads, 1)
 
 /* --- host -------------------------------------------------------------------------------------------------------- */
 
-/* Limits of the table (kernel_choice.c): matrices smaller than 256 share too little of B. Measured on an H200 from 768
- * on, 1.46 to 1.62 times as fast as symmetric_bf16x2_wgmma.cu. With fewer tiles than multiprocessors, for split
- * operands than a quarter of them, small tiles keep more of the device busy: 1 x 1024 split takes 0.030 ms with these,
- * 0.034 with small ones. C's rows are multiples of 8: see tchi_tma_store. */
+/* Limits of the table (kernel_choice.c): matrices smaller than 256 share too little of B. On an H200, 1.46x to 1.62x
+ * symmetric_bf16x2_wgmma.cu from 768 on. With fewer tiles than multiprocessors, for split operands than a quarter of
+ * them, small tiles occupy more of the device: 1 x 1024 split takes 0.030 ms with these, 0.034 with small ones. C's
+ * rows are multiples of 8: see tchi_tma_store. */
 static int64_t tiles_of(int64_t n)
 {
     return tchi_lower_tiles(tchi_cuda_ceil_div(n, TILE));
 }
 
-/* A split batch as one of its planes, those of a matrix behind each other. */
+/* A split batch as a batch of planes. */
 static tch_matrices as_planes(const tch_matrices *m)
 {
     tch_matrices planes = *m;
@@ -366,17 +366,17 @@ static tch_status launch_pingpong_as(const tchi_cuda_state *state, tch_scalar in
 static tch_status run_pingpong(tchi_cuda_state *state, pingpong_problem *p, const tch_matrices *d,
                                const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
-    TCHI_CUDA_PASS(map_of(a, TILE, &p->a));
-    TCHI_CUDA_PASS(map_of(b, TILE / CLUSTER, &p->b));
+    TCHI_TRY(map_of(a, TILE, &p->a));
+    TCHI_TRY(map_of(b, TILE / CLUSTER, &p->b));
     if (c->type == TCH_SCALAR_F64) {
         p->wide_c = tchi_cuda_operand_of(c);
     } else {
-        TCHI_CUDA_PASS(map_of(c, TCHI_SQUARE, &p->c));
+        TCHI_TRY(map_of(c, TCHI_SQUARE, &p->c));
     }
     if (d != NULL && d->type == TCH_SCALAR_BF16X2) {
         p->split_d = tchi_cuda_operand_of(d);
     } else if (d != NULL) {
-        TCHI_CUDA_PASS(map_of(d, TILE, &p->d));
+        TCHI_TRY(map_of(d, TILE, &p->d));
     }
     return d != NULL ? launch_pingpong_as<true>(state, a->type, c->type, *p)
                      : launch_pingpong_as<false>(state, a->type, c->type, *p);
@@ -409,15 +409,15 @@ extern "C" tch_status tchi_cuda_factor_pingpong(tchi_cuda_state *state, tchi_fac
     p.factor = weights;
     p.largest = largest;
     p.wide_c = tchi_cuda_operand_of(c);
-    TCHI_CUDA_PASS(map_of(a, transpose ? TCHI_GEMM_DEPTH : TILE, &p.a));
-    TCHI_CUDA_PASS(map_of(a, transpose ? TCHI_GEMM_DEPTH : TILE / CLUSTER, &p.b));
+    TCHI_TRY(map_of(a, transpose ? TCHI_GEMM_DEPTH : TILE, &p.a));
+    TCHI_TRY(map_of(a, transpose ? TCHI_GEMM_DEPTH : TILE / CLUSTER, &p.b));
     return transpose ? launch_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32, true>(state, p)
                      : launch_pingpong<false, TCH_SCALAR_F16, TCH_SCALAR_F32>(state, p);
 }
 
 /* --- orthogonalization ------------------------------------------------------------------------------------------- */
 
-/* For steps on X: its Gram matrix, whose rows are aligned like all scratch, and products of that. */
+/* Whether steps on X are supported: its Gram matrix, aligned like all scratch, and products of that. */
 extern "C" int tchi_cuda_symmetric_scaled_supported(const tchi_cuda_state *state, const tch_matrices *x)
 {
     tch_matrices m = *x;

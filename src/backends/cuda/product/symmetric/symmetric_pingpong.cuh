@@ -1,4 +1,4 @@
-/* What symmetric_pingpong.cu and its epilogues share: the problem, and which tiles of it a CTA has. */
+/* Shared by symmetric_pingpong.cu and its epilogues: the problem, and the tiles of a CTA. */
 #ifndef TCHI_CUDA_SYMMETRIC_PINGPONG_CUH
 #define TCHI_CUDA_SYMMETRIC_PINGPONG_CUH
 
@@ -10,8 +10,8 @@
 #define TILE TCHI_GEMM_BOX /* rows and columns of C that a warpgroup computes at a time */
 #define STAGES 6           /* of one plane; half as many of two */
 #define CLUSTER 2
-/* Matrices whose tiles come in sequence, those on the diagonal last: a matrix is still in the L2 cache when its last
- * tiles come, and these singles seldom leave a CTA of a cluster idle. */
+/* Matrices per group, diagonal tiles last: a matrix is still in L2 for its last tiles, and these singles seldom leave a
+ * CTA of a cluster idle. */
 #define GROUP 4
 
 typedef struct pingpong_problem {
@@ -28,7 +28,7 @@ typedef struct pingpong_problem {
     tchi_cuda_operand split_d; /* instead of d, for split products */
     tchi_cuda_operand wide_c;  /* instead of c, for float64 and factors */
     tchi_factor_weights factor;
-    const uint32_t *largest; /* of each matrix that A was narrowed from */
+    const uint32_t *largest; /* of each matrix that A was copied from */
 } pingpong_problem;
 
 /* Planes of a matrix: a split one has its high parts and its low parts. */
@@ -37,7 +37,7 @@ static __host__ __device__ constexpr int planes_of(tch_scalar type)
     return type == TCH_SCALAR_BF16X2 ? 2 : 1;
 }
 
-/* Items of so many matrices: pairs of tiles for the two CTAs of a cluster, then two singles at a time. */
+/* Items of `matrices`: pairs of tiles for the two CTAs of a cluster, then pairs of singles. */
 static __host__ __device__ inline int group_items(const pingpong_problem &p, int matrices)
 {
     return matrices * p.pairs + (matrices * p.singles + CLUSTER - 1) / CLUSTER;
@@ -51,7 +51,7 @@ typedef struct pingpong_tile {
     bool nothing;  /* none was left for this CTA: it runs with another without storing */
 } pingpong_tile;
 
-/* Tiles of a column of C are taken two by two from below; one on the diagonal may be left, of every second column. */
+/* Tiles of a column of C are paired from below; every second column leaves a single on the diagonal. */
 static __device__ inline pingpong_tile pair_tile(const pingpong_problem &p, int matrix, int pair, int rank)
 {
     int col = 0;

@@ -1,6 +1,6 @@
-/* The symmetric products: by the first kernel of the table (kernel_choice.c) that supports the operands. Our kernels
- * compute the lower half and mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper
- * half is then replaced. */
+/* Symmetric products by the first kernel of the table (kernel_choice.c) that supports the operands. Our kernels compute
+ * the lower half and mirror it; cuBLAS computes all of C, symmetric only up to rounding, whose upper half is then
+ * replaced. */
 #include "backends/cuda/cuda.h"
 
 /* The kernels of the table's symmetric rows, in its order. */
@@ -13,7 +13,7 @@ static const struct half_kernel {
     {tchi_cuda_symmetric_bf16x2_supported, tchi_cuda_symmetric_bf16x2},
 };
 
-/* The first that supports these operands, or NULL. */
+/* The first supported kernel, or NULL. */
 static tchi_symmetric_kernel *find_half_product(const tchi_cuda_state *state, const tch_matrices *d,
                                                 const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
@@ -31,7 +31,7 @@ static int gemm_supported(const tch_matrices *a, const tch_matrices *c)
     return a->type == c->type && c->type != TCH_SCALAR_BF16X2;
 }
 
-/* In a commuting product B is symmetric, so that A B is A B', which reads both operands along their rows. */
+/* Commuting products: B is symmetric, so A B = A B', which reads both operands along rows. */
 tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                        const tch_matrices *a, const tch_matrices *b, const double *scale,
                                        int32_t exponent, const tch_matrices *c)
@@ -46,23 +46,23 @@ tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const 
     if (!gemm_supported(a, c)) {
         return tchi_cuda_symmetric_any(state, c0, c1, d, c2, a, b, c);
     }
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, c2, a, 0, b, 0, 0.0, 0, c));
+    TCHI_TRY(tchi_cuda_gemm(state, c2, a, 0, b, 0, 0.0, 0, c));
     if (c0 != 0.0 || d != NULL) {
-        TCHI_CUDA_PASS(tchi_cuda_combine(state, c0, c1, d, 1.0, c, c));
+        TCHI_TRY(tchi_cuda_combine(state, c0, c1, d, 1.0, c, c));
     }
     return tchi_cuda_mirror_lower(state, c);
 }
 
-/* A half kernel gives each of its tiles of C to one block for the whole of k; cuBLAS divides k too, and computes the
- * whole sooner with few tiles and a long k. Reasoned: half of the device is what a symmetric product can lose. */
+/* A symmetric kernel computes each tile of C in one block over all of k; cuBLAS divides k too and is faster with few
+ * tiles and a long k. Reasoned: a symmetric product can lose half of the device. */
 static int fills_device(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c)
 {
     int64_t side = (c->rows + 63) / 64;
     return a->cols <= 4 * c->rows || side * (side + 1) / 2 * c->batch >= state->device.processors / 2;
 }
 
-/* With a beta only C's lower triangle counts: the half kernel for float64 reads it as its D; for cuBLAS, which reads
- * the whole, C is made symmetric first. */
+/* With a beta only C's lower triangle is defined: the float64 kernel reads it as its D; for cuBLAS, which reads all of
+ * C, it is mirrored first. */
 tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                           int32_t rounded, const tch_matrices *c)
 {
@@ -81,8 +81,8 @@ tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int3
         return half(state, 0.0, beta, c, alpha, a, a, c);
     }
     if (beta != 0.0) {
-        TCHI_CUDA_PASS(tchi_cuda_mirror_lower(state, c));
+        TCHI_TRY(tchi_cuda_mirror_lower(state, c));
     }
-    TCHI_CUDA_PASS(tchi_cuda_gemm(state, alpha, a, transpose, a, !transpose, beta, 0, c));
+    TCHI_TRY(tchi_cuda_gemm(state, alpha, a, transpose, a, !transpose, beta, 0, c));
     return tchi_cuda_mirror_lower(state, c);
 }

@@ -1,9 +1,9 @@
-/* Squares of 64 by 64 numbers between the accumulators of a warpgroup and shared memory, where they are bfloat16 or
- * float16 in rows of 128 bytes, chunk c of 16 bytes of row r at place c ^ (r % 8), as wgmma and the tensor memory
- * accelerator know them. A square begins at a multiple of 1024 bytes.
+/* Moves squares of 64 by 64 numbers between the accumulators of a warpgroup and shared memory, where they are bfloat16
+ * or float16 in rows of 128 bytes with the swizzle of wgmma and TMA, chunk c of row r at c ^ (r % 8). A square begins
+ * at a multiple of 1024 bytes.
  *
  * A thread's 32 numbers of a square are sum[from] to sum[from + 31], `from` being 0 or 32: the left or the right half
- * of what tchi_wgmma leaves. With lane = 4 g + t, warp w of the warpgroup has rows 16 w + g and 16 w + g + 8.
+ * of tchi_wgmma's result. With lane = 4 g + t, warp w of the warpgroup has rows 16 w + g and 16 w + g + 8.
  * */
 #ifndef TCHI_CUDA_SYMMETRIC_SQUARES_CUH
 #define TCHI_CUDA_SYMMETRIC_SQUARES_CUH
@@ -35,8 +35,8 @@ static __device__ __forceinline__ void tchi_square_read(uint32_t (&r)[16], char 
     }
 }
 
-/* c0 on the diagonal. Number i of a thread is in row g + i / 2 % 2 * 8 and column 8 (i / 4) + 2 t + i % 2 of its warp's
- * sixteen rows. */
+/* Adds c0 on the diagonal. Number i of a thread is in row g + i / 2 % 2 * 8 and column 8 (i / 4) + 2 t + i % 2 of its
+ * warp's sixteen rows. */
 template <int from> static __device__ __forceinline__ void tchi_square_add_identity(float (&sum)[64], float c0)
 {
     int lane = (int)threadIdx.x % 32;
@@ -47,7 +47,7 @@ template <int from> static __device__ __forceinline__ void tchi_square_add_ident
     }
 }
 
-/* The first or the second (`which`) of two numbers in a word. */
+/* Number `which` of the two in a word. */
 template <tch_scalar type> static __device__ __forceinline__ float tchi_square_number(uint32_t pair, int which)
 {
     if (type == TCH_SCALAR_F16) {
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void tchi_square_write(char *square, char *mir
     }
 }
 
-/* What is above the diagonal becomes what the transpose has there. */
+/* Replaces the part above the diagonal by the transpose. */
 static __device__ inline void tchi_square_symmetrize(char *square, char *mirror)
 {
     for (int i = (int)threadIdx.x % 128; i < TCHI_SQUARE * 8; i += 128) {

@@ -1,8 +1,7 @@
-/* The transpose of a product, C' for C = op(A) B, with A of float32 and B of float16: half of a product from both sides
- * (two_sided.cu), for sm_90. A persistent GEMM (persistent_gemm.cuh): each warpgroup multiplies 64 rows of a tile. A
- * passes through registers, where it is cast to float16: a root or a basis is kept in float32, and a copy of it would
- * have to be written and read. The two CTAs of a cluster have tiles below each other and share B. How this way was
- * chosen: bench/logs/cuda_two_sided.md.
+/* The transpose of a product, C' for C = op(A) B, with A of float32 and B of float16: half of a two-sided product
+ * (two_sided.cu), for sm_90. A persistent GEMM (persistent_gemm.cuh): each warpgroup multiplies 64 rows of a tile. A is
+ * cast to float16 in registers: roots and bases are stored in float32, and a copy would have to be written and read.
+ * The two CTAs of a cluster have vertically adjacent tiles and share B. Design choices: bench/logs/cuda_two_sided.md.
  *
  *     for (each tile of 128 by 256 of C) {
  *         for (k = 0; k < depth; k += 32) {
@@ -16,7 +15,7 @@
  * transpose of R (L X)'. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/persistent_gemm.cuh"
-#include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/matrix/fp16_copy.h"
 #include "two_sided.h"
 
 #include <cuda_fp16.h>
@@ -63,7 +62,7 @@ typedef struct transposed_tile {
 
 /* --- operands ---------------------------------------------------------------------------------------------------- */
 
-/* A thread's part of 64 rows of A over a k-tile: what wgmma wants of two steps along k. */
+/* A thread's fragments of 64 rows of A for two steps along k. */
 typedef uint32_t transposed_fragment[2][4];
 
 static __device__ __forceinline__ uint32_t pack(float low, float high)
@@ -71,8 +70,8 @@ static __device__ __forceinline__ uint32_t pack(float low, float high)
     return (uint32_t)__half_as_ushort(__float2half_rn(low)) | (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16;
 }
 
-/* With lane = 4 g + t: word 2 i + h has row g + 8 h and columns 8 i + 2 t and the next. Rows of 128 bytes lie with
- * chunk c of row r at place c ^ (r % 8): no two lanes that read at a time meet in a bank, nor below. */
+/* With lane = 4 g + t: word 2 i + h has row g + 8 h and columns 8 i + 2 t and the next. Rows of 128 bytes are swizzled,
+ * chunk c of row r at c ^ (r % 8): no bank conflicts here and below. */
 static __device__ __forceinline__ void read_rows(transposed_fragment &f, const char *a, float scale)
 {
     int lane = (int)threadIdx.x % 32;
@@ -90,7 +89,7 @@ static __device__ __forceinline__ void read_rows(transposed_fragment &f, const c
     }
 }
 
-/* The same where A lies transposed: rows of op(A) along rows of shared memory, in boxes of 32 of them. */
+/* The same for transposed A: rows of op(A) along rows of shared memory, in boxes of 32. */
 static __device__ __forceinline__ void read_columns(transposed_fragment &f, const char *a, float scale)
 {
     int lane = (int)threadIdx.x % 32;
@@ -115,7 +114,7 @@ static __device__ __forceinline__ void read_columns(transposed_fragment &f, cons
 
 /* --- the result -------------------------------------------------------------------------------------------------- */
 
-/* The accelerator has read what was in a warpgroup's place for results, or it reads what is there now. */
+/* Waits until TMA has read the warpgroup's previous results, or reads the current ones. */
 static __device__ __forceinline__ void await_place(int group)
 {
     if (threadIdx.x % 128 == 0) {
@@ -180,7 +179,7 @@ static __device__ __forceinline__ void write_floats(const transposed_problem &p,
     }
 }
 
-/* The squares of a warpgroup's numbers, always in the same order. What lies outside of C is 0. */
+/* The sum of squares of a warpgroup's numbers, in a fixed order. Elements outside C are 0. */
 static __device__ __forceinline__ void add_squares(const transposed_problem &p, transposed_memory &m,
                                                    const transposed_tile &t, int group, const float (&sum)[128],
                                                    double factor)
@@ -210,18 +209,18 @@ static __device__ __forceinline__ void add_squares(const transposed_problem &p, 
 
 /* --- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Roots are brought to where their largest number is 1 to 2: by which power of two. */
+/* The exponent that scales a root to a largest element between 1 and 2. */
 static __device__ __forceinline__ int side_power(const uint32_t *largest, int matrix)
 {
-    return largest == NULL ? 0 : max(tchi_narrow_power(largest[matrix]) - 14, -126);
+    return largest == NULL ? 0 : max(tchi_fp16_power(largest[matrix]) - 14, -126);
 }
 
-/* What takes all scales back, in two parts, since their product may be no number: sums times the first lie between what
- * they are and what they become. Beyond 2^250 nothing is left of float32 either way. */
+/* Undoes all scales in two factors, since their product may overflow: after the first, sums are between the stored and
+ * the final values. Beyond 2^250 nothing is left of float32 either way. */
 static __device__ __forceinline__ float2 rescaling(const transposed_problem &p, int matrix)
 {
     int power = p.scales.power - side_power(p.scales.a, matrix) - side_power(p.scales.before, matrix) -
-                tchi_narrow_power(p.scales.b[matrix]);
+                tchi_fp16_power(p.scales.b[matrix]);
     power = max(min(power, 250), -250);
     return make_float2(tchi_power_of_two(power / 2), tchi_power_of_two(power - power / 2));
 }
@@ -232,7 +231,7 @@ template <bool transpose_a, tch_scalar out> struct transposed_gemm : tchi_gemm<S
     using memory = transposed_memory;
     using fragment = transposed_fragment;
 
-    /* Those of a matrix one after the other, so that it stays in the L2 cache for as long as it is needed. */
+    /* Tiles of a matrix in sequence, so that it stays in L2 while it is needed. */
     static __device__ __forceinline__ transposed_tile tile_of(const transposed_problem &p, int item, int rank)
     {
         int each = p.pairs * p.across;
@@ -242,7 +241,7 @@ template <bool transpose_a, tch_scalar out> struct transposed_gemm : tchi_gemm<S
         return {item / each, down * TILE_ROWS, col * TILE_COLS, down * p.across + col};
     }
 
-    /* Each CTA loads its own A, and half of B to both. */
+    /* Each CTA loads its A, and half of B for both. */
     static __device__ __forceinline__ void load(const transposed_problem &p, transposed_memory &m, int stage,
                                                 const transposed_tile &t, int rank, int ktile)
     {
@@ -318,9 +317,9 @@ extern "C" int64_t tchi_cuda_transposed_partials(int64_t rows, int64_t cols)
     return pairs * CLUSTER * tchi_cuda_ceil_div(cols, TILE_COLS) * TCHI_GEMM_WARPGROUPS;
 }
 
-/* Matrices smaller than 256 waste more of a tile than float16 gains. How many there are has no part in it: an
- * optimizer's step must have the same bits however its blocks are divided. The accelerator writes whole 16 bytes of a
- * row: tchi_tma_store. */
+/* Matrices smaller than 256 waste more of a tile than float16 gains. The batch size does not matter: an optimizer's
+ * step must be bitwise-identical however its blocks are divided. TMA writes whole 16-byte chunks of a row:
+ * tchi_tma_store. */
 extern "C" int tchi_cuda_transposed_product_supported(const tchi_cuda_state *state, const tch_matrices *a,
                                                       const tch_matrices *b, const tch_matrices *c)
 {
@@ -353,8 +352,8 @@ extern "C" tch_status tchi_cuda_transposed_product(tchi_cuda_state *state, const
     p.ktiles = (int32_t)tchi_cuda_ceil_div(b->rows, DEPTH);
     p.scales = *scales;
     p.partial = partial;
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(a, transpose_a ? DEPTH : TILE_ROWS, &p.a));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(b, DEPTH, &p.b));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(c, c->type == TCH_SCALAR_F16 ? TILE_COLS : FLOAT_COLS, &p.c));
+    TCHI_TRY(tchi_cuda_tensor_map(a, transpose_a ? DEPTH : TILE_ROWS, &p.a));
+    TCHI_TRY(tchi_cuda_tensor_map(b, DEPTH, &p.b));
+    TCHI_TRY(tchi_cuda_tensor_map(c, c->type == TCH_SCALAR_F16 ? TILE_COLS : FLOAT_COLS, &p.c));
     return transpose_a ? launch_transposed<true>(state, c->type, p) : launch_transposed<false>(state, c->type, p);
 }

@@ -1,15 +1,15 @@
-/* Products from both sides: Y = L X R' with roots, and L X R' or L' X R with bases.
+/* Two-sided products: Y = L X R' with roots, and L X R' or L' X R with bases.
  *
- *     X16 = half(scale X)                               // narrow.cu, or as gather_fp16 left it
+ *     X16 = half(scale X)                               // fp16_copy.cu, or as gather_fp16 left it
  *     T   = (L X16)', in float16                        // transposed_product.cu
  *     Y   = (R T)', with all scales taken back          // and |Y| with it
  *
- * Sums of a product of k terms stay below 2^16 k where numbers of X16 are below 2^15 and those of a side below 2, so T
- * is divided by a power of two that leaves it below 2^15, of which float16 has numbers of 11 bits down to 2^-14. */
+ * Sums of k terms stay below 2^16 k if X16 is below 2^15 and a side below 2, so T is divided by a power of two that
+ * keeps it below 2^15; float16 has 11 bits down to 2^-14. */
 #include "two_sided.h"
 
 #include "backends/cuda/device/elements.cuh"
-#include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/matrix/fp16_copy.h"
 #include "backends/cuda/product/factor_gram/factor_gram.h"
 #include "backends/packed_sides.h"
 
@@ -17,8 +17,8 @@
 
 /* --- small kernels ----------------------------------------------------------------------------------------------- */
 
-/* Block b has left matrix b, and behind those the right ones. Roots are positive definite, so no number is larger than
- * the largest on the diagonal. */
+/* Block b handles left matrix b, then the right ones. Roots are positive definite, so the largest element is on the
+ * diagonal. */
 static __global__ void __launch_bounds__(THREADS)
     diagonal_bits(const tchi_cuda_operand left, int64_t rows, const tchi_cuda_operand right, int64_t cols,
                   int64_t batch, uint32_t *largest)
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- by float16 -------------------------------------------------------------------------------------------------- */
 
-/* Both copies take as much room as X of float32 does. */
+/* Both copies together are as large as X of float32. */
 typedef struct two_sided_plan {
     tch_matrices copy; /* of X, or X itself */
     tch_matrices transposed;
@@ -123,17 +123,17 @@ static tch_status in_fp16(tchi_cuda_state *state, tch_sides sides, const tch_mat
     const tchi_transposed_scales first = {roots ? p->left : NULL, NULL, NULL, -power};
     const tchi_transposed_scales second = {roots ? p->right : NULL, roots ? p->left : NULL, of_x, power};
     if (roots) {
-        TCHI_CUDA_PASS(tchi_cuda_launch(state, "diagonal_bits", diagonal_bits, tchi_cuda_grid(2 * x->batch), THREADS,
-                                        tchi_cuda_operand_of(left), x->rows, tchi_cuda_operand_of(right), x->cols,
-                                        x->batch, p->left));
+        TCHI_TRY(tchi_cuda_launch(state, "diagonal_bits", diagonal_bits, tchi_cuda_grid(2 * x->batch), THREADS,
+                                  tchi_cuda_operand_of(left), x->rows, tchi_cuda_operand_of(right), x->cols, x->batch,
+                                  p->left));
     }
     if (x->type == TCH_SCALAR_F32) {
-        TCHI_CUDA_PASS(largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, x, p->x));
-        TCHI_CUDA_PASS(tchi_cuda_narrow(state, x, of_x, &p->copy));
+        TCHI_TRY(largest != NULL ? TCH_OK : tchi_cuda_largest_bits(state, x, p->x));
+        TCHI_TRY(tchi_cuda_fp16_copy(state, x, of_x, &p->copy));
     }
-    TCHI_CUDA_PASS(tchi_cuda_transposed_product(state, left, back, &p->copy, &p->transposed, &first, NULL));
-    TCHI_CUDA_PASS(tchi_cuda_transposed_product(state, right, back, &p->transposed, y, &second,
-                                                norms != NULL ? p->partial : NULL));
+    TCHI_TRY(tchi_cuda_transposed_product(state, left, back, &p->copy, &p->transposed, &first, NULL));
+    TCHI_TRY(tchi_cuda_transposed_product(state, right, back, &p->transposed, y, &second,
+                                          norms != NULL ? p->partial : NULL));
     if (norms == NULL) {
         return TCH_OK;
     }
@@ -166,11 +166,11 @@ static tch_status from_sides(tchi_cuda_state *s, const tch_preconditioner *p, co
         }
     }
     if (left != NULL) {
-        TCHI_CUDA_PASS(multiply_by(s, p->rounded, left, back, x, 0, right != NULL ? &between : y));
+        TCHI_TRY(multiply_by(s, p->rounded, left, back, x, 0, right != NULL ? &between : y));
         x = &between;
     }
     if (right != NULL) {
-        TCHI_CUDA_PASS(multiply_by(s, p->rounded, x, 0, right, !back, y));
+        TCHI_TRY(multiply_by(s, p->rounded, x, 0, right, !back, y));
     }
     return norms != NULL ? tchi_cuda_reduce(s, TCH_REDUCE_FROBENIUS, y, norms) : TCH_OK;
 }
@@ -184,14 +184,14 @@ extern "C" tch_status tchi_cuda_precondition(void *state, const tch_precondition
     for (int k = 0; k < 2; k++) {
         if (kept[k] != NULL) {
             side[k] = tchi_packed_place(kept[k], y->type, &room);
-            TCHI_CUDA_PASS(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &side[k], 1));
+            TCHI_TRY(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &side[k], 1));
         }
     }
     return from_sides((tchi_cuda_state *)state, p, kept[0] != NULL ? &side[0] : NULL, kept[1] != NULL ? &side[1] : NULL,
                       x, other, y, norms);
 }
 
-/* Results may lie in either buffer. */
+/* Results may be in either buffer. */
 extern "C" int tchi_cuda_fp16_sides_supported(const tchi_cuda_state *state, const tch_block_sides *sides)
 {
     int fits = tchi_cuda_factor_pingpong_supported(state, &sides->factors[0]) &&

@@ -1,4 +1,4 @@
-/* Products of a batch from both sides, P = L X R', in float16 that stands for float32: see two_sided.cu. */
+/* Batched two-sided products, P = L X R', of float32 matrices computed in float16: see two_sided.cu. */
 #ifndef TCHI_CUDA_TWO_SIDED_H
 #define TCHI_CUDA_TWO_SIDED_H
 
@@ -6,24 +6,23 @@
 
 TCH_BEGIN_DECLS
 
-/* What operands of a product were multiplied by on their way to float16, by the bits of their largest numbers
- * (matrix/narrow.h). */
+/* Scales of the operands' fp16 copies, as the bits of their largest elements (matrix/fp16_copy.h). */
 typedef struct tchi_transposed_scales {
     const uint32_t *a;      /* of A, or NULL where numbers are at most 1 and stay as they are */
     const uint32_t *before; /* of the A of the product that made B, or NULL */
-    const uint32_t *b;      /* of what B was first narrowed from; only looked at for a C of float32 */
+    const uint32_t *b;      /* of what B was first copied from; only looked at for a C of float32 */
     int32_t power;          /* sums are multiplied by 2^power */
 } tchi_transposed_scales;
 
-/* C = (op(A) B)' for A of float32 and B of float16. In float16 C is 2^power times the product of what the operands have
- * become; in float32 scales are taken back, too. `partial`, or NULL, gets tchi_cuda_transposed_partials numbers for
- * each matrix that add up to the squares of a C of float32. */
+/* C = (op(A) B)' for A of float32 and B of float16. A C of float16 is 2^power times the product of the scaled operands;
+ * for float32 the scales are undone. `partial`, or NULL, gets tchi_cuda_transposed_partials numbers per matrix that add
+ * up to the squares of a C of float32. */
 int tchi_cuda_transposed_product_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
                                            const tch_matrices *c);
 tch_status tchi_cuda_transposed_product(tchi_cuda_state *state, const tch_matrices *a, int32_t transposed_a,
                                         const tch_matrices *b, const tch_matrices *c,
                                         const tchi_transposed_scales *scales, double *partial);
-/* Whether factors and sides take blocks of float16 that lie at the front of their buffers. */
+/* Whether factors and sides support float16 blocks at the front of their buffers. */
 int tchi_cuda_fp16_sides_supported(const tchi_cuda_state *state, const tch_block_sides *sides);
 
 /* For rows and columns of op(A) B. */

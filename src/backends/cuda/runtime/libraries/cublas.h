@@ -1,7 +1,6 @@
-/* The functions of cuBLAS that we call, and the values of its enumerations, declared by ourselves: the library is
- * opened at run time (see libraries.c), so that building needs none of its headers and a process uses the cuBLAS that
- * PyTorch has loaded already. Every name here must keep cuBLAS 12's and 13's binary interface. cuBLAS is
- * column-major. */
+/* The cuBLAS functions and enumerations in use, declared here: the library is opened at run time (see libraries.c), so
+ * that building needs none of its headers and a process shares the cuBLAS of PyTorch. Names must match the binary
+ * interface of cuBLAS 12 and 13. cuBLAS is column-major. */
 #ifndef TCHI_CUDA_CUBLAS_H
 #define TCHI_CUDA_CUBLAS_H
 
@@ -41,7 +40,7 @@ typedef enum tchi_cublas_algorithm { TCHI_CUBLAS_ALGORITHM_DEFAULT = -1 } tchi_c
 typedef struct tchi_cublas {
     tchi_cublas_status (*create)(tchi_cublas_handle *handle);
     tchi_cublas_status (*destroy)(tchi_cublas_handle handle);
-    /* Also resets the workspace to cuBLAS's own: set it again afterwards. */
+    /* Also resets the workspace: set it again afterwards. */
     tchi_cublas_status (*set_stream)(tchi_cublas_handle handle, cudaStream_t stream);
     tchi_cublas_status (*set_workspace)(tchi_cublas_handle handle, void *workspace, size_t bytes);
     tchi_cublas_status (*set_math_mode)(tchi_cublas_handle handle, tchi_cublas_math mode);
@@ -56,8 +55,8 @@ typedef struct tchi_cublas {
                                                   long long stride_b, const void *beta, void *c, cudaDataType c_type,
                                                   int64_t ldc, long long stride_c, int64_t batch,
                                                   tchi_cublas_compute compute, tchi_cublas_algorithm algorithm);
-    /* op(A) X = alpha B (left) or X op(A) = alpha B (right), A triangular; X, m by n, takes B's place. [0] is for
-     * float32, [1] for float64; batched ones take arrays of pointers, which lie on the device. */
+    /* op(A) X = alpha B (left) or X op(A) = alpha B (right), A triangular; X, m by n, overwrites B. [0] is for float32,
+     * [1] for float64; batched ones take device arrays of pointers. */
     tchi_cublas_status (*trsm[2])(tchi_cublas_handle handle, tchi_cublas_side side, tchi_cublas_fill uplo,
                                   tchi_cublas_operation trans, tchi_cublas_diagonal diag, int64_t m, int64_t n,
                                   const void *alpha, const void *a, int64_t lda, void *b, int64_t ldb);
@@ -72,14 +71,13 @@ typedef struct tchi_cublas {
 
 TCH_BEGIN_DECLS
 
-/* The functions, found at the first call and kept; NULL with *reason (which may be NULL) set to a sentence when there
- * is no cuBLAS to be used. Safe to call from any thread. */
+/* The functions, looked up once; NULL with *reason (which may be NULL) set if there is no cuBLAS. Thread-safe. */
 const tchi_cublas *tchi_cublas_open(const char **reason);
 
-/* TCH_OK, or a status with the message "what: cuBLAS's own words". */
+/* TCH_OK, or a status with the message "what: cuBLAS's text". */
 tch_status tchi_cublas_check(tchi_cublas_status status, const char *what);
 
-#define TCHI_CUBLAS_TRY(call, what) TCHI_CUDA_PASS(tchi_cublas_check((call), (what)))
+#define TCHI_CUBLAS_TRY(call, what) TCHI_TRY(tchi_cublas_check((call), (what)))
 
 TCH_END_DECLS
 

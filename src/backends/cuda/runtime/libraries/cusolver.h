@@ -1,6 +1,6 @@
-/* The functions of cuSOLVER's dense part that we call, declared by ourselves and found at run time like those of cuBLAS
- * (see libraries.c), but only when the first decomposition asks: without cuSOLVER everything else works. Matrices are
- * column-major; types and fills are cuBLAS's. */
+/* The functions of cuSOLVER's dense part in use, declared here and looked up at run time like cuBLAS's (see
+ * libraries.c) by the first decomposition: without cuSOLVER everything else works. Matrices are column-major; types and
+ * fills are cuBLAS's. */
 #ifndef TCHI_CUDA_CUSOLVER_H
 #define TCHI_CUDA_CUSOLVER_H
 
@@ -21,9 +21,8 @@ typedef int tchi_cusolver_status; /* 0 is success */
 
 typedef enum tchi_cusolver_job { TCHI_CUSOLVER_VALUES = 0, TCHI_CUSOLVER_VECTORS = 1 } tchi_cusolver_job;
 
-/* Fields are cuSOLVER's names without the prefix cusolverDn. Every call with a pair of buffers takes at least what its
- * _buffer_size says of each, in bytes; `info` lies on the device, one int per matrix: 0, or what failed as in
- * LAPACK. */
+/* Fields are cuSOLVER's names without the prefix cusolverDn. Calls with a pair of buffers need at least the bytes of
+ * their _buffer_size; `info` is on the device, one int per matrix: 0, or LAPACK's failure code. */
 typedef struct tchi_cusolver {
     tchi_cusolver_status (*create)(tchi_cusolver_handle *handle);
     tchi_cusolver_status (*destroy)(tchi_cusolver_handle handle);
@@ -41,8 +40,7 @@ typedef struct tchi_cusolver {
                                    tchi_cublas_fill uplo, int64_t n, cudaDataType a_type, void *a, int64_t lda,
                                    cudaDataType w_type, void *w, cudaDataType compute, void *device_buffer,
                                    size_t device_bytes, void *host_buffer, size_t host_bytes, int *info);
-    /* A batch of them: matrix i at a + i * lda * n, its values at w + i * n. Both are NULL where cuSOLVER is
-     * too old to have them. */
+    /* Batched: matrix i at a + i * lda * n, its values at w + i * n. Both are NULL if cuSOLVER is too old. */
     tchi_cusolver_status (*xsyev_batched_buffer_size)(tchi_cusolver_handle handle, tchi_cusolver_params params,
                                                       tchi_cusolver_job job, tchi_cublas_fill uplo, int64_t n,
                                                       cudaDataType a_type, const void *a, int64_t lda,
@@ -54,7 +52,7 @@ typedef struct tchi_cusolver {
                                           void *device_buffer, size_t device_bytes, void *host_buffer,
                                           size_t host_bytes, int *info, int64_t batch);
 
-    /* Cholesky factors in place of the named triangle; the other is left alone. */
+    /* Cholesky factors in place of the given triangle; the other is unchanged. */
     tchi_cusolver_status (*xpotrf_buffer_size)(tchi_cusolver_handle handle, tchi_cusolver_params params,
                                                tchi_cublas_fill uplo, int64_t n, cudaDataType a_type, const void *a,
                                                int64_t lda, cudaDataType compute, size_t *device_bytes,
@@ -63,7 +61,7 @@ typedef struct tchi_cusolver {
                                    int64_t n, cudaDataType a_type, void *a, int64_t lda, cudaDataType compute,
                                    void *device_buffer, size_t device_bytes, void *host_buffer, size_t host_bytes,
                                    int *info);
-    /* Over arrays of pointers, which lie on the device; [0] of float32, [1] of float64. */
+    /* For device arrays of pointers; [0] of float32, [1] of float64. */
     tchi_cusolver_status (*potrf_batched[2])(tchi_cusolver_handle handle, tchi_cublas_fill uplo, int n, void *a[],
                                              int lda, int *info, int batch);
 
@@ -73,14 +71,13 @@ typedef struct tchi_cusolver {
 
 TCH_BEGIN_DECLS
 
-/* The functions, found at the first call and kept; NULL with *reason (which may be NULL) set to a sentence when there
- * is no cuSOLVER to be used. Safe to call from any thread. */
+/* The functions, looked up once; NULL with *reason (which may be NULL) set if there is no cuSOLVER. Thread-safe. */
 const tchi_cusolver *tchi_cusolver_open(const char **reason);
 
-/* TCH_OK, or a status with the message "what: cuSOLVER's words". */
+/* TCH_OK, or a status with the message "what: cuSOLVER's text". */
 tch_status tchi_cusolver_check(tchi_cusolver_status status, const char *what);
 
-#define TCHI_CUSOLVER_TRY(call, what) TCHI_CUDA_PASS(tchi_cusolver_check((call), (what)))
+#define TCHI_CUSOLVER_TRY(call, what) TCHI_TRY(tchi_cusolver_check((call), (what)))
 
 TCH_END_DECLS
 

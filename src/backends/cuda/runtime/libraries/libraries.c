@@ -1,13 +1,13 @@
-/* Finds and opens cuBLAS, cuSOLVER and NVRTC at run time. What the process has loaded already comes first: beside
- * PyTorch one copy of each library must serve both. Then come the places a user or an installer names, in this order:
+/* Finds and opens cuBLAS, cuSOLVER and NVRTC at run time. Libraries already in the process come first, so that PyTorch
+ * and Torchium share one copy. Then the places that users and installers name, in this order:
  *
- *     TORCHIUM_CUBLAS, _CUSOLVER, _NVRTC        a file: it is taken or nothing is
+ *     TORCHIUM_CUBLAS, _CUSOLVER, _NVRTC        a file, used exclusively
  *     loaded already                            by PyTorch, CuPy, the program
- *     beside cuBLAS                             for the others: its folder, and their own beside that in pip's packages
+ *     next to cuBLAS                            for the others: its folder, and the neighboring ones of pip's packages
  *     $TORCHIUM_CUDA_PATH, and lib64, lib in it a toolkit's folder
  *     the system's search                       LD_LIBRARY_PATH, ld.so.conf
  *     /usr/local/cuda/lib64
- *     ../nvidia, ../../nvidia from this module  pip's packages, when Torchium is one beside them */
+ *     ../nvidia, ../../nvidia from this module  pip's packages, if Torchium is one of them */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -29,13 +29,13 @@ typedef struct symbol {
     int optional;
 } symbol;
 
-/* One library: its names and folders for CUDA 13 and 12, and what became of the search. */
+/* A library: its names and folders for CUDA 13 and 12, and the result of the search. */
 typedef struct library {
     const char *title;
     const char *variable;
     const char *sonames[2];
     const char *pip_folders[2];
-    const char *beside; /* a file whose folder is looked into early, or NULL */
+    const char *sibling; /* a file whose folder is searched early, or NULL */
     const char *advice;
     const symbol *symbols;
     size_t symbol_count;
@@ -74,7 +74,7 @@ static int see_file(library *lib, const char *path)
     return 1;
 }
 
-/* With RTLD_NOLOAD in `flags`, only a library that is in the process already. It stays open until the process ends. */
+/* With RTLD_NOLOAD in `flags`, only an already loaded library. It stays open until the process ends. */
 static int open_file(library *lib, const char *name, int flags)
 {
     if (lib->only_look && name[0] == '/') {
@@ -94,7 +94,7 @@ static int open_file(library *lib, const char *name, int flags)
     return 1;
 }
 
-/* Any of its names in folder/sub, or in the folder itself. */
+/* Tries the library's names in folder/sub, or in the folder itself. */
 static int open_in(library *lib, const char *folder, const char *sub)
 {
     char path[PATH_MAX];
@@ -107,7 +107,7 @@ static int open_in(library *lib, const char *folder, const char *sub)
     return 0;
 }
 
-/* Any of its names where the system looks, or with RTLD_NOLOAD among what is loaded. */
+/* Tries the library's names in the system's search path, or with RTLD_NOLOAD among loaded libraries. */
 static int open_by_system(library *lib, int flags)
 {
     for (size_t i = 0; i < COUNT(lib->sonames); i++) {
@@ -118,7 +118,7 @@ static int open_by_system(library *lib, int flags)
     return 0;
 }
 
-/* The folder of a file, without its links; 0 when there is none. */
+/* The folder of a file with links resolved; 0 if there is none. */
 static int folder_of(const char *file, char folder[PATH_MAX])
 {
     if (file == NULL || realpath(file, folder) == NULL) {
@@ -128,19 +128,13 @@ static int folder_of(const char *file, char folder[PATH_MAX])
     return 1;
 }
 
-/* pip's packages have one folder for all libraries, or one for each: nvidia/cublas/lib, nvidia/cuda_nvrtc/lib. */
-static int open_beside(library *lib)
+/* pip's packages have one folder for all libraries, or one for each: nvidia/cublas/lib, nvidia/cuda_nvrtc/lib. `up` is
+ * the way from the folder to theirs. */
+static int open_in_pip_folders(library *lib, const char *folder, const char *up)
 {
-    char folder[PATH_MAX];
     char sub[64];
-    if (!folder_of(lib->beside, folder)) {
-        return 0;
-    }
-    if (open_in(lib, folder, "")) {
-        return 1;
-    }
     for (size_t i = 0; i < COUNT(lib->pip_folders); i++) {
-        snprintf(sub, sizeof sub, "../../%s", lib->pip_folders[i]);
+        snprintf(sub, sizeof sub, "%s/%s", up, lib->pip_folders[i]);
         if (open_in(lib, folder, sub)) {
             return 1;
         }
@@ -148,7 +142,13 @@ static int open_beside(library *lib)
     return 0;
 }
 
-/* Folders that are not absolute are passed over: they would mean the current folder. */
+static int open_next_to_sibling(library *lib)
+{
+    char folder[PATH_MAX];
+    return folder_of(lib->sibling, folder) && (open_in(lib, folder, "") || open_in_pip_folders(lib, folder, "../.."));
+}
+
+/* Relative folders are ignored: they depend on the current folder. */
 static int open_in_named_folder(library *lib)
 {
     const char *folder = secure_getenv("TORCHIUM_CUDA_PATH");
@@ -159,20 +159,10 @@ static int open_in_named_folder(library *lib)
 static int open_in_pip_packages(library *lib)
 {
     static const char anchor = 0;
-    static const char *const ups[] = {"../nvidia", "../../nvidia"};
     char folder[PATH_MAX];
-    char sub[64];
     Dl_info info;
-    if (dladdr(&anchor, &info) == 0 || !folder_of(info.dli_fname, folder)) {
-        return 0;
-    }
-    for (size_t i = 0; i < COUNT(ups) * COUNT(lib->pip_folders); i++) {
-        snprintf(sub, sizeof sub, "%s/%s", ups[i / 2], lib->pip_folders[i % 2]);
-        if (open_in(lib, folder, sub)) {
-            return 1;
-        }
-    }
-    return 0;
+    return dladdr(&anchor, &info) != 0 && folder_of(info.dli_fname, folder) &&
+           (open_in_pip_folders(lib, folder, "../nvidia") || open_in_pip_folders(lib, folder, "../../nvidia"));
 }
 
 static void find_library(library *lib)
@@ -185,20 +175,21 @@ static void find_library(library *lib)
         }
         return;
     }
-    if (open_by_system(lib, RTLD_NOLOAD) || open_beside(lib) || open_in_named_folder(lib) || open_by_system(lib, 0) ||
-        open_in(lib, "/usr/local/cuda", "lib64") || open_in_pip_packages(lib)) {
+    if (open_by_system(lib, RTLD_NOLOAD) || open_next_to_sibling(lib) || open_in_named_folder(lib) ||
+        open_by_system(lib, 0) || open_in(lib, "/usr/local/cuda", "lib64") || open_in_pip_packages(lib)) {
         return;
     }
     const char *folder = secure_getenv("TORCHIUM_CUDA_PATH");
-    snprintf(lib->failure, sizeof lib->failure,
-             "no %s can be used: looked for %s and %s among what is loaded, in TORCHIUM_CUDA_PATH (%.200s), where the "
-             "system looks, in /usr/local/cuda/lib64 and in pip's nvidia packages beside this module (last answer: "
-             "%.300s); %s, or give the file in %s",
-             lib->title, lib->sonames[0], lib->sonames[1], folder != NULL ? folder : "not set",
-             lib->problem[0] ? lib->problem : "no such file", lib->advice, lib->variable);
+    snprintf(
+        lib->failure, sizeof lib->failure,
+        "no %s can be used: searched for %s and %s among loaded libraries, in TORCHIUM_CUDA_PATH (%.200s), in the "
+        "system's search path, in /usr/local/cuda/lib64 and in pip's nvidia packages next to this module (last answer: "
+        "%.300s); %s, or give the file in %s",
+        lib->title, lib->sonames[0], lib->sonames[1], folder != NULL ? folder : "not set",
+        lib->problem[0] ? lib->problem : "no such file", lib->advice, lib->variable);
 }
 
-/* Finds a library once, by `search`. Whether it is there; *reason, where it is not NULL, says why not. */
+/* Runs `search` once. Returns whether the library was found; *reason, if not NULL, says why not. */
 static int is_found(pthread_once_t *once, void (*search)(void), const library *lib, const char **reason)
 {
     pthread_once(once, search);
@@ -219,7 +210,7 @@ static const char *path_of_cublas(void)
 static tchi_cublas cublas;
 static tchi_cublas_status (*cublas_property)(libraryPropertyType type, int *value);
 
-/* The functions with 64-bit sizes are there since cuBLAS 12. */
+/* The 64-bit functions exist since cuBLAS 12. */
 static const symbol cublas_symbols[] = {
     {"cublasCreate_v2", &cublas.create, 0},
     {"cublasDestroy_v2", &cublas.destroy, 0},
@@ -303,7 +294,7 @@ static library cusolver_library = {
 
 static void find_cusolver(void)
 {
-    cusolver_library.beside = path_of_cublas();
+    cusolver_library.sibling = path_of_cublas();
     find_library(&cusolver_library);
     if (cusolver_library.path[0] == '\0') {
         return;
@@ -352,8 +343,8 @@ static library nvrtc_library = {
     .symbol_count = COUNT(nvrtc_symbols),
 };
 
-/* NVRTC opens a second library by its bare name, which is found only if it is loaded already or where the system looks:
- * pip's folders are not there. Where it is missing NVRTC says so itself. */
+/* NVRTC opens a second library by name, which is found only if it is loaded already or in the system's search path, not
+ * in pip's folders. NVRTC reports a missing one itself. */
 static void load_builtins(void)
 {
     char folder[PATH_MAX];
@@ -364,7 +355,7 @@ static void load_builtins(void)
     }
 }
 
-/* Keeps folder/sub where the headers are in it. */
+/* Stores folder/sub in `headers` if it contains CUDA's headers. */
 static int headers_in(char headers[512], const char *folder, const char *sub)
 {
     char path[PATH_MAX];
@@ -379,7 +370,7 @@ static int headers_in(char headers[512], const char *folder, const char *sub)
     return headers[0] != '\0';
 }
 
-/* A toolkit that the user names, then what belongs to the NVRTC that was found: a toolkit, or pip's packages. */
+/* The user's toolkit, then the headers of the NVRTC that was found: of a toolkit, or of pip's packages. */
 static void find_headers(const char *nvrtc_path, char headers[512])
 {
     char folder[PATH_MAX];
@@ -397,7 +388,7 @@ static void find_headers(const char *nvrtc_path, char headers[512])
 
 static void find_nvrtc(library *lib, char path[512], char headers[512])
 {
-    lib->beside = path_of_cublas();
+    lib->sibling = path_of_cublas();
     find_library(lib);
     if (lib->path[0] != '\0') {
         snprintf(path, 512, "%s", lib->path);

@@ -1,5 +1,5 @@
-/* The functions of NVRTC that we call, declared by ourselves: the library is opened at run time (see libraries.c), and
- * only when a custom kernel has to be compiled. Every name here must keep NVRTC 12's and 13's binary interface. */
+/* The NVRTC functions in use, declared here: the library is opened at run time (see libraries.c) when a custom kernel
+ * is compiled. Names must match the binary interface of NVRTC 12 and 13. */
 #ifndef TCHI_CUDA_NVRTC_H
 #define TCHI_CUDA_NVRTC_H
 
@@ -40,11 +40,11 @@ typedef struct tchi_nvrtc {
     int major, minor;  /* of its version */
     void *builtins;    /* its second library, held open */
     char library[512]; /* the file it was found in */
-    /* A folder with cuda_fp16.h and the other headers of CUDA, empty where none was found. */
+    /* The folder of CUDA's headers such as cuda_fp16.h; empty if not found. */
     char headers[512];
 } tchi_nvrtc;
 
-/* The files of it, which may be known before it is opened. */
+/* NVRTC's files, known before it is opened. */
 typedef struct tchi_nvrtc_files {
     char library[512];
     char headers[512];
@@ -52,12 +52,12 @@ typedef struct tchi_nvrtc_files {
 
 TCH_BEGIN_DECLS
 
-/* What tchi_nvrtc_open would open, looked for once per process and not opened where it lies in a folder that is known:
- * opening it takes longer than all else that a kernel from the cache needs. NULL with a reason as below. */
+/* The files tchi_nvrtc_open would open, searched once per process without opening them if their folder is known:
+ * opening takes longer than everything else about a cached kernel. NULL with a reason as below. */
 const tchi_nvrtc_files *tchi_nvrtc_locate(const char **reason);
 
-/* Looked for once per process. NULL when it cannot be used, with a sentence in *reason that says where it was looked
- * for and what to install. */
+/* Searched once per process. NULL if unusable, with a sentence in *reason on where it was searched and what to
+ * install. */
 const tchi_nvrtc *tchi_nvrtc_open(const char **reason);
 
 TCH_END_DECLS

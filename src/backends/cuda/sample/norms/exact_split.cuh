@@ -31,8 +31,8 @@ static __device__ __forceinline__ float tchi_exact_power(int exponent)
     return __uint_as_float((uint32_t)(127 + exponent) << 23);
 }
 
-/* Unit u is 2^(u - 136). It is kept while the row's numbers stay below 2^10 of it; a new one leaves them a factor of
- * two to grow, so that there are few. Nothing infinite has a unit: it becomes NaN. */
+/* Unit u is 2^(u - 136). It is kept while the row's numbers stay below 2^10 units; a new one leaves a factor of two to
+ * grow, so changes are rare. Infinities have no unit and become NaN. */
 static __device__ __forceinline__ int tchi_exact_unit(float largest, int before)
 {
     int exponent = (int)(__float_as_uint(largest) >> 23);
@@ -44,7 +44,7 @@ static __device__ __forceinline__ float tchi_exact_size(const tchi_exact_units &
     return tchi_exact_power(u.now[row] - 136);
 }
 
-/* What sums in units of before are in those of now. */
+/* Rescales sums from previous to current units. */
 static __device__ __forceinline__ float tchi_exact_ratio(const tchi_exact_units &u, int row)
 {
     return tchi_exact_power(max(u.before[row] - u.now[row], -127));
@@ -70,8 +70,8 @@ static __device__ __forceinline__ float tchi_exact_largest(float4 v)
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-/* 32 numbers of one row, in place, by one thread; their chunks of 16 bytes are permuted by chunk ^ (row % 8). Chunks c
- * and c + 4 together become 8 integers, in chunk c, and 8 rests, in chunk c + 4. Returns the row's unit. */
+/* Splits 32 numbers of a row in place, by one thread; their 16-byte chunks are swizzled by chunk ^ (row % 8). Chunks c
+ * and c + 4 become 8 integers, in chunk c, and 8 residuals, in chunk c + 4. Returns the row's unit. */
 static __device__ __forceinline__ int tchi_exact_row(char *ktile, int row, int unit)
 {
     float4 v[8];
@@ -99,8 +99,8 @@ static __device__ __forceinline__ int tchi_exact_row(char *ktile, int row, int u
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* Those of integers, into sums that hold something already if `add` is 1; the others are added to `rests`. Addresses in
- * descriptors count 16 bytes: a step of 16 columns is 2 on, the rests begin 4 on. */
+/* Products of integers, accumulated if `add` is 1; the others are added to `rests`. Descriptor addresses are in units
+ * of 16 bytes: a step of 16 columns is 2 on, residuals begin 4 on. */
 static __device__ __forceinline__ void tchi_exact_start(float (&integers)[64], float (&rests)[64], const char *rows,
                                                         const char *cols, int add)
 {
@@ -120,8 +120,8 @@ static __device__ __forceinline__ void tchi_exact_start(float (&integers)[64], f
     tchi_wgmma_commit();
 }
 
-/* The first of the two rows of the tile that a thread has sums of, the other being 8 on, and the first of its columns;
- * sum[4 j + e] is row e / 2 and column 8 j + e % 2 from there. */
+/* The first of a thread's two rows of the tile, the other being 8 on, and its first column; sum[4 j + e] is row e / 2
+ * and column 8 j + e % 2 from there. */
 static __device__ __forceinline__ int tchi_exact_first_row()
 {
     return tchi_thread_index() / 32 * 16 + tchi_thread_index() % 32 / 4;
@@ -132,7 +132,7 @@ static __device__ __forceinline__ int tchi_exact_first_col()
     return tchi_thread_index() % 4 * 2;
 }
 
-/* What has been added up so far, in the units of now. */
+/* The accumulated sums in current units. */
 static __device__ __forceinline__ void tchi_exact_change(float (&sum)[64], float (&rests)[64],
                                                          const tchi_exact_units &rows, const tchi_exact_units &cols)
 {

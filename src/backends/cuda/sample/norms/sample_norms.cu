@@ -18,7 +18,7 @@
 #include "sample_norms.h"
 
 #include "backends/cuda/device/mma_tiles.cuh"
-#include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/matrix/fp16_copy.h"
 
 #define THREADS 256
 
@@ -26,7 +26,7 @@
 
 static __device__ __forceinline__ double weight_of(const uint32_t *largest, int64_t matrix)
 {
-    double scale = largest == nullptr ? 1.0 : (double)tchi_narrow_scale(largest[matrix]);
+    double scale = largest == nullptr ? 1.0 : (double)tchi_fp16_scale(largest[matrix]);
     return 1.0 / (scale * scale);
 }
 
@@ -59,10 +59,10 @@ tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samp
 
 /* --- terms that cancel ------------------------------------------------------------------------------------------- */
 
-/* As on the CPU: terms may be so many times larger than their sum, all added up. */
+/* Cancellation limit, as on the CPU: sum of absolute terms over sum of terms. */
 #define MOST_CANCELED 256.0
 
-/* What is known of the Gram form of `batch` matrices. */
+/* Results of the Gram form of `batch` matrices. */
 typedef struct gram_sums {
     int64_t batch, tiles, groups;
     const double *parts, *sizes;
@@ -117,15 +117,14 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Tiles of the gradient take the place of the parts, which have been added up by then. */
+/* Tiles of the gradient overwrite the parts, which have been summed by then. */
 static tch_status finish_norms(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, bool bias,
                                const gram_sums *s, double scale, double *norms, double *parts)
 {
     int64_t tiles = 0;
     TCHI_CUDA_TRY(cudaMemsetAsync(s->count, 0, sizeof *s->count, state->stream), "sample_norms_judge");
-    TCHI_CUDA_PASS(
-        tchi_cuda_launch(state, "sample_norms_judge", sample_norms_judge, tchi_cuda_grid(s->batch), THREADS, *s));
-    TCHI_CUDA_PASS(tchi_cuda_sample_norms_listed(state, a, g, bias, s->list, s->count, parts, &tiles));
+    TCHI_TRY(tchi_cuda_launch(state, "sample_norms_judge", sample_norms_judge, tchi_cuda_grid(s->batch), THREADS, *s));
+    TCHI_TRY(tchi_cuda_sample_norms_listed(state, a, g, bias, s->list, s->count, parts, &tiles));
     return tchi_cuda_launch(state, "sample_norms_settle", sample_norms_settle, tchi_cuda_grid(s->batch / s->groups),
                             THREADS, *s, parts, tiles, scale, norms);
 }
@@ -182,10 +181,10 @@ static tch_status single_position(const tchi_cuda_state *state, const tch_matric
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
 
-typedef enum norms_path { PLAIN, SPLIT, MMA, WGMMA, NARROW } norms_path;
+typedef enum norms_path { PLAIN, SPLIT, MMA, WGMMA, FP16 } norms_path;
 
-/* What an H200 reaches, in TFLOP/s of whole tiles, and what copies cost it, in microseconds a megabyte: what forms are
- * weighed by. bench/logs/cuda_sample_norms.md. */
+/* Throughput of an H200 in TFLOP/s of whole tiles, and cost of copies in microseconds per megabyte, to choose the form.
+ * bench/logs/cuda_sample_norms.md. */
 typedef struct norms_rates {
     double gram, tiles;
     double copies; /* 0 where there are none */
@@ -201,10 +200,10 @@ static norms_rates rates_of(norms_path path, tch_scalar type, bool aligned)
     }
     norms_rates mma =
         aligned ? norms_rates{f32 ? 110.0 : 250.0, f32 ? 100.0 : 340.0, 0.0} : norms_rates{60.0, 70.0, 0.0};
-    return path == MMA ? mma : norms_rates{mma.gram, 650.0, path == NARROW ? (f32 ? 0.85 : 0.75) : 0.0};
+    return path == MMA ? mma : norms_rates{mma.gram, 650.0, path == FP16 ? (f32 ? 0.85 : 0.75) : 0.0};
 }
 
-/* Whether the Gram form takes less time. */
+/* Whether the Gram form is faster. */
 static bool gram_is_less(const tch_matrices *a, const tch_matrices *g, norms_path path, bool aligned)
 {
     norms_rates rates = rates_of(path, a->type, aligned);
@@ -227,10 +226,10 @@ static norms_path path_of(const tchi_cuda_state *state, const tch_matrices *a, c
     if (tchi_cuda_sample_norms_wgmma_supported(state, a, g)) {
         return WGMMA;
     }
-    return tchi_cuda_sample_norms_narrow_supported(state, a, g, groups) ? NARROW : MMA;
+    return tchi_cuda_sample_norms_fp16_supported(state, a, g, groups) ? FP16 : MMA;
 }
 
-/* `bias` in Gram form alone. */
+/* `bias` only in Gram form. */
 static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                 norms_path path, bool gram, bool bias, double *parts, double *sizes, int64_t *tiles)
 {
@@ -250,9 +249,8 @@ static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices
                                       tiles);
 }
 
-/* Parts that either form leaves of a matrix, by whichever kernel has most of them: 8 of wgmma's tiles, of 128 by 256
- * with either side along either; 9 of 128 by 128 in Gram form, and as many sizes. The plain kernel's tiles of 64 by
- * 64, with a bias's column, are not more. */
+/* Maximum number of parts per matrix: 8 of wgmma's tiles, of 128 by 256 in either orientation; 9 of 128 by 128 in Gram
+ * form, and as many sizes. The plain kernel's 64 by 64 tiles, with a bias column, are not more. */
 static int64_t most_parts(int64_t positions, int64_t d, int64_t p)
 {
     int64_t across = 16 * tchi_cuda_ceil_div(d + 1, 256) * tchi_cuda_ceil_div(p, 256);
@@ -260,7 +258,7 @@ static int64_t most_parts(int64_t positions, int64_t d, int64_t p)
     return across > lower ? across : lower;
 }
 
-/* In scratch: parts and behind them sizes, then totals, and what is done again. */
+/* Scratch layout: parts and sizes, totals, list of matrices to redo. */
 static gram_sums gram_sums_in(double *scratch, const tch_matrices *a, const tch_matrices *g, int64_t groups)
 {
     int64_t parts = a->batch * most_parts(a->rows, a->cols, g->cols);
@@ -280,10 +278,10 @@ static tch_status norms_by_tiles(const tchi_cuda_state *state, const tch_matrice
                                  int64_t groups, norms_path path, double scale, double *norms, double *parts)
 {
     tchi_norms_parts sums = {parts, 0, groups, nullptr, nullptr};
-    if (path == NARROW) {
-        return tchi_cuda_sample_norms_narrow(state, a, g, groups, scale, norms, parts);
+    if (path == FP16) {
+        return tchi_cuda_sample_norms_fp16(state, a, g, groups, scale, norms, parts);
     }
-    TCHI_CUDA_PASS(compute_parts(state, a, g, path, false, false, parts, nullptr, &sums.tiles));
+    TCHI_TRY(compute_parts(state, a, g, path, false, false, parts, nullptr, &sums.tiles));
     return tchi_cuda_sample_norms_add(state, a->batch / groups, &sums, scale, norms);
 }
 
@@ -294,7 +292,7 @@ static tch_status bias_norms(void *state, const tch_matrices *g, int64_t groups,
     tch_matrices rows = *sums;
     rows.batch = 1;
     rows.rows = sums->batch;
-    TCHI_CUDA_PASS(tchi_cuda_sample_sums(state, g, 1.0, 0.0, &rows, scratch));
+    TCHI_TRY(tchi_cuda_sample_sums(state, g, 1.0, 0.0, &rows, scratch));
     return tchi_cuda_pair_dots(state, sums, sums, groups, scale, norms, scratch);
 }
 
@@ -315,10 +313,10 @@ extern "C" tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a,
         norms_path path = path_of(s, a, g, groups, rounded);
         if (gram_is_less(a, g, path, tchi_tile_aligned(a) && tchi_tile_aligned(g))) {
             gram_sums sums = gram_sums_in(parts, a, g, groups);
-            TCHI_CUDA_PASS(compute_parts(s, a, g, path, true, bias, parts, (double *)sums.sizes, &sums.tiles));
+            TCHI_TRY(compute_parts(s, a, g, path, true, bias, parts, (double *)sums.sizes, &sums.tiles));
             return finish_norms(s, a, g, bias, &sums, scale, norms, parts);
         }
-        TCHI_CUDA_PASS(norms_by_tiles(s, a, g, groups, path, scale, norms, parts));
+        TCHI_TRY(norms_by_tiles(s, a, g, groups, path, scale, norms, parts));
     }
     return bias ? bias_norms(state, g, groups, scale, sums, norms, scratch) : TCH_OK;
 }

@@ -25,7 +25,8 @@ typedef enum tchi_norms_form {
 /* Any type. */
 tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         bool gram, bool bias, double *parts, double *sizes, int64_t *tiles);
-/* Tile form of the matrices listed alone, in their own places among the parts; how many there are the device knows. */
+/* Tile form of the listed matrices only, at their usual places among the parts; the length of the list is on the
+ * device. */
 tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                          bool bias, const int32_t *list, const int32_t *count, double *parts,
                                          int64_t *tiles);
@@ -44,32 +45,32 @@ tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_
 #define TCHI_GRAM_DEPTH 32
 #define TCHI_GRAM_KTILE_BYTES (TCHI_GRAM_TILE * TCHI_GRAM_DEPTH * 4)
 
-/* Gram form of float32 by wgmma, sm_90 with rows aligned to 16 bytes: rounded to TF32, and with products of split
- * operands as exact as float32, which uses cuBLAS's workspace, if there is one. */
+/* Gram form of float32 by wgmma, for sm_90 and rows aligned to 16 bytes: rounded to TF32, or with split operands, as
+ * exact as float32, which uses cuBLAS's workspace if there is one. */
 bool tchi_cuda_sample_norms_gram_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                              bool bias, double *parts, double *sizes, int64_t *tiles);
 tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         bool bias, double *parts, double *sizes, int64_t *tiles);
 
-/* What tiles left behind. */
+/* The parts of tiles. */
 typedef struct tchi_norms_parts {
     const double *parts;
     int64_t tiles;                         /* of a matrix */
     int64_t groups;                        /* matrices of a sample */
-    const uint32_t *largest_a, *largest_g; /* where they were scaled copies (narrow.h), or NULL */
+    const uint32_t *largest_a, *largest_g; /* where they were scaled copies (fp16_copy.h), or NULL */
 } tchi_norms_parts;
 
-/* norms[i] += scale times the sum of what the tiles of sample i left. */
+/* norms[i] += scale times the sum of the parts of sample i. */
 tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samples, const tchi_norms_parts *parts,
                                       double scale, double *norms);
 
-/* Tile form of float32, or of half types in rows that are not aligned, by wgmma through copies in the workspace. Does
- * the whole: norms[i] += scale |gradient|^2. */
-bool tchi_cuda_sample_norms_narrow_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                             int64_t groups);
-tch_status tchi_cuda_sample_norms_narrow(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                         int64_t groups, double scale, double *norms, double *parts);
+/* Tile form of float32, or of half types with unaligned rows, by wgmma on copies in the workspace, complete with the
+ * sum: norms[i] += scale |gradient|^2. */
+bool tchi_cuda_sample_norms_fp16_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                           int64_t groups);
+tch_status tchi_cuda_sample_norms_fp16(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                       int64_t groups, double scale, double *norms, double *parts);
 
 /* --- squares ----------------------------------------------------------------------------------------------------- */
 

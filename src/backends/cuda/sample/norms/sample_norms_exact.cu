@@ -18,8 +18,8 @@
 #define TILE TCHI_GRAM_TILE
 #define KTILE_BYTES TCHI_GRAM_KTILE_BYTES
 #define STAGES 5
-#define AHEAD 3 /* k-tiles asked for and not yet split: with more, splitting would wait for products under way */
-/* K-tiles whose products of integers are added to the tile at a time, or fewer: cuda_sample_norms.md. */
+#define AHEAD 3 /* k-tiles asked for and not yet split: with more, splitting would wait for products in flight */
+/* K-tiles whose integer products are accumulated before they are added to the tile, at most: cuda_sample_norms.md. */
 #define TOGETHER 4
 #define GROUPS 2
 #define WARPS (4 * GROUPS)
@@ -44,7 +44,7 @@ typedef struct split_tile {
     int matrix, row, col;
 } split_tile;
 
-/* The next k-tile to ask for. */
+/* The next k-tile to load. */
 typedef struct split_walk {
     tchi_ring_place at;
     tchi_k_range run;
@@ -171,8 +171,7 @@ static __device__ __forceinline__ void split_all(const split_problem &p, split_m
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* Whether a unit has of this warpgroup's 64 rows or of any column; the same in all of its threads, as products must
- * be. */
+/* Whether a unit of this warpgroup's 64 rows or of any column has grown; uniform in its threads, as wgmma requires. */
 static __device__ __forceinline__ bool has_grown(const split_memory &m, int stage, int other)
 {
     int2 rows = *(const int2 *)&m.grown[stage][0][2 * tchi_warpgroup()];
@@ -198,8 +197,8 @@ static __device__ __forceinline__ void settle_partial_sums(float (&sum)[64], flo
     }
 }
 
-/* K-tiles in which no unit grows, TOGETHER of them at most. A k-tile's products start when those of the one before are
- * still under way. Returns how many k-tiles there were. */
+/* At most TOGETHER k-tiles in which no unit grows. Products of a k-tile start while the previous ones are in flight.
+ * Returns the number of k-tiles. */
 static __device__ __forceinline__ int start_some(split_memory &m, float (&integers)[64], float (&rests)[64], int ktiles,
                                                  int other, tchi_ring_place *at)
 {
@@ -295,8 +294,8 @@ static __device__ __forceinline__ void write_part(const split_problem &p, int it
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
 
-/* What becomes of a run's tile. A chunk is stored at the number of its stretch and that of its tile, added: one of the
- * two grows from chunk to chunk. The bias's 1 is added once, by the block that owns the tile. */
+/* Stores a run's tile. A chunk's index is the sum of its stretch's and its tile's index: one of the two grows from
+ * chunk to chunk. The bias's 1 is added once, by the owner of the tile. */
 static __device__ __forceinline__ void finish_run(const split_problem &p, split_memory &m, const tchi_k_range &run,
                                                   const float (&sum)[64])
 {
@@ -346,7 +345,7 @@ static __device__ __forceinline__ void create_barriers(split_memory &m)
 
 #endif
 
-/* Four products of float16 for one of float32: 4 T^2 (p + d) operations a sample, and half of a tile on the diagonal
+/* Four products of float16 for one of float32: 4 T^2 (p + d) operations per sample, and half of a tile on the diagonal
  * for nothing. For 32 samples of 768 to 3072 with T = 256: 48 GFLOP, 0.064 ms at the 757 TFLOP/s of cuBLAS; 126 MB,
  * 0.03 ms at 4.19 TB/s. */
 static __global__ void __launch_bounds__(THREADS, 1) sample_norms_split(const __grid_constant__ split_problem p)
@@ -378,8 +377,8 @@ static __device__ __forceinline__ float size_of(float4 x, float4 y)
     return (fabsf(x.x * y.x) + fabsf(x.y * y.y)) + (fabsf(x.z * y.z) + fabsf(x.w * y.w));
 }
 
-/* A block for every tile with split_blocks: its chunks with its tile of A A'. Reads 64 KB for each, from the L2 cache.
- * Terms of a chunk are parts of terms, whose absolute values add up to more than those of the terms do. */
+/* A block per tile with split_blocks: its chunks times its tile of A A'. Reads 64 KB per chunk from L2. Absolute values
+ * of partial terms sum to more than those of the terms. */
 static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const __grid_constant__ split_problem p)
 {
     __shared__ double sums[32];
@@ -437,14 +436,14 @@ static tch_status launch_split_norms(const tchi_cuda_state *state, split_problem
     p->kept = (split_sums *)state->blas_workspace;
     p->chunks = p->kept + r->split_tiles;
     int blocks = helped || r->whole > 0 ? r->blocks : r->split_tiles;
-    TCHI_CUDA_PASS(tchi_cuda_launch_shared(state, "sample_norms_split", sample_norms_split, (unsigned)blocks, THREADS,
-                                           sizeof(split_memory), sizeof(split_memory), *p));
+    TCHI_TRY(tchi_cuda_launch_shared(state, "sample_norms_split", sample_norms_split, (unsigned)blocks, THREADS,
+                                     sizeof(split_memory), sizeof(split_memory), *p));
     return !helped ? TCH_OK
                    : tchi_cuda_launch(state, "sample_norms_join", sample_norms_join, (unsigned)r->split_tiles,
                                       JOIN_THREADS, *p);
 }
 
-/* Which of the two is called A does not matter: the shorter one is, whose tiles split_blocks do not share. */
+/* A and G are interchangeable: the shorter one is A, whose tiles split_blocks do not share. */
 tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         bool bias, double *parts, double *sizes, int64_t *tiles)
 {
@@ -460,7 +459,7 @@ tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_
     p.parts = parts;
     p.sizes = sizes;
     *tiles = (int64_t)p.tiles * PARTS;
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(less, TILE, &p.a));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(more, TILE, &p.g));
+    TCHI_TRY(tchi_cuda_tensor_map(less, TILE, &p.a));
+    TCHI_TRY(tchi_cuda_tensor_map(more, TILE, &p.g));
     return launch_split_norms(state, &p);
 }

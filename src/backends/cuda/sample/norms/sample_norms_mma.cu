@@ -1,11 +1,11 @@
 /* Squared norms of per-sample gradients by tensor cores, in tile form, |G' A|^2 by tiles of the gradient, and in Gram
- * form, <A A', G G'> by the lower tiles of both, of which the first is kept in registers while the second is computed.
- * The tiles are those of mma_tiles.cuh; the optimization log is bench/logs/cuda_sample_norms.md. */
+ * form, <A A', G G'> by the lower tiles of both, the first kept in registers while the second is computed. Tiles are
+ * those of mma_tiles.cuh; measurements in bench/logs/cuda_sample_norms.md. */
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "sample_norms.h"
 
-/* Blocks that a multiprocessor holds where one set of sums is in registers: two where there is shared memory for them,
- * but for float32 by columns, which does not fit into half of the registers. */
+/* Blocks per multiprocessor with one set of sums in registers: two if shared memory allows, except for float32 by
+ * columns, which exceeds half of the registers. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define BLOCKS 2
 #else
@@ -42,7 +42,7 @@ static __device__ __forceinline__ double size_of(const tchi_tile_sums &x, const 
     return (double)((total[0] + total[1]) + (total[2] + total[3]));
 }
 
-/* Tile form. 2 T p d operations a sample. A block reads T 256 elements for its tile; from memory (p + d) T
+/* Tile form. 2 T p d operations per sample. A block reads T 256 elements for its tile; from memory (p + d) T
  * move. For 8 samples of 768 to 3072 with T = 1024 in float32: 38.7 GFLOP, 0.097 ms at the 401 TFLOP/s of cuBLAS in
  * TF32; 126 MB, 0.03 ms at 4.19 TB/s. */
 template <tch_scalar type, bool aligned>
@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned ? BLOCKS : 1
 #endif
 }
 
-/* Gram form. T^2 (p + d) operations a sample, and half of a tile on the diagonal for nothing. A block reads 256 (p + d)
+/* Gram form. T^2 (p + d) operations per sample, and half of a diagonal tile in vain. A block reads 256 (p + d)
  * elements for its tile. For 32 samples of 768 to 3072 with T = 256 in float32: 8 GFLOP, 0.02 ms at the 401 TFLOP/s of
  * cuBLAS in TF32; 126 MB, 0.03 ms at 4.19 TB/s. */
 template <tch_scalar type, bool aligned>
@@ -165,7 +165,7 @@ tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_ma
  *             out[i][j] = beta * out[i][j] + scale * squares;
  *         }
  *     }
- */
+ * */
 typedef struct squares_problem {
     tchi_tile_pair pair;
     tchi_cuda_operand out;
@@ -184,8 +184,8 @@ static __device__ __forceinline__ void store_square(const squares_problem &p, in
     }
 }
 
-/* 2 T p d operations a sample; A and G move once, out is read and written once. For 32 samples of 768 to 3072 with T =
- * 256: 38.7 GFLOP, 0.1 ms at the 401 TFLOP/s of cuBLAS in TF32. */
+/* 2 T p d operations per sample; A and G are read once, out is read and written once. For 32 samples of 768 to 3072
+ * with T = 256: 38.7 GFLOP, 0.1 ms at the 401 TFLOP/s of cuBLAS in TF32. */
 template <tch_scalar type, bool aligned>
 static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
     sample_squares_tiles(const __grid_constant__ squares_problem p)

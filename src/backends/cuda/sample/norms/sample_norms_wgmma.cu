@@ -23,7 +23,7 @@ typedef struct norms_tile {
     int row, col, matrix;
 } norms_tile;
 
-/* 2 T p d operations a sample in tile form; (p + d) T elements move, and from the L2 cache 384 T for a tile. For 8
+/* 2 T p d operations per sample in tile form; (p + d) T elements move, and from the L2 cache 384 T for a tile. For 8
  * samples of 768 to 3072 with T = 1024: 38.7 GFLOP, 0.051 ms at the 757 TFLOP/s of cuBLAS; 63 MB. The numbers of the
  * Gram form are those of sample_norms_gram in sample_norms_mma.cu. */
 template <class gemm>
@@ -144,8 +144,8 @@ tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_
     p.ktiles = (int32_t)tchi_cuda_ceil_div(x->rows, DEPTH);
     p.parts = parts;
     *tiles = (int64_t)p.tiles * WARPS;
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(x, DEPTH, &p.x));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(y, DEPTH, &p.y));
+    TCHI_TRY(tchi_cuda_tensor_map(x, DEPTH, &p.x));
+    TCHI_TRY(tchi_cuda_tensor_map(y, DEPTH, &p.y));
     return a->type == TCH_SCALAR_BF16 ? launch_gemm<tiles_gemm<TCH_SCALAR_BF16>>(state, p)
                                       : launch_gemm<tiles_gemm<TCH_SCALAR_F16>>(state, p);
 }
@@ -167,8 +167,8 @@ static __device__ __forceinline__ void round_ktile(char *stage, int bytes)
     tchi_threads_sync(1, TCHI_GEMM_CONSUMERS);
 }
 
-/* A warp's inner product of x, with `one` more, and y, and the sum of the absolute values of its terms, in one pass
- * over registers that are all taken. */
+/* A warp's inner product of x + `one` and y, and the sum of the absolute values of its terms, in one pass since all
+ * registers are in use. */
 static __device__ __forceinline__ double dot_sums(const float (&x)[64], float one, const float (&y)[64], double *size)
 {
     float total[4] = {};
@@ -258,7 +258,7 @@ tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const
     p.parts = parts;
     p.sizes = sizes;
     *tiles = (int64_t)p.tiles * WARPS;
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(a, TCHI_GRAM_TILE, &p.x));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(g, TCHI_GRAM_TILE, &p.y));
+    TCHI_TRY(tchi_cuda_tensor_map(a, TCHI_GRAM_TILE, &p.x));
+    TCHI_TRY(tchi_cuda_tensor_map(g, TCHI_GRAM_TILE, &p.y));
     return launch_gemm<gram_gemm>(state, p);
 }

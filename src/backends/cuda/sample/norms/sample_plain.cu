@@ -11,15 +11,15 @@
  *         }
  *     }
  *     norm = sum over s and u of dot(a[s], a[u]) * dot(g[s], g[u]);   // sample_norms_plain, in Gram form
- */
+ * */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
 
 #define TILE TCHI_SAMPLE_PLAIN_TILE
-/* How a block shares the work. A thread computes 8 rows and 8 columns of a tile in vec4s, or 4 of each in float64, and
- * `groups` groups of threads compute the whole tile each, from their own share of every k-tile's steps: with few
- * samples of few positions there are too few tiles to fill a GPU by blocks of one group. */
+/* Work of a block. A thread computes 8 rows and 8 columns of a tile in vec4s, or 4 of each in float64, and `groups`
+ * groups of threads each compute the whole tile from their share of every k-tile's steps: with few samples of few
+ * positions there are too few tiles to occupy a GPU with one group per block. */
 template <typename real, int groups> struct shape {
     static constexpr int each = sizeof(real) == 4 ? 8 : 4;
     static constexpr int side = TILE / each;  /* threads along each side of a tile */
@@ -29,11 +29,11 @@ template <typename real, int groups> struct shape {
     static constexpr int vec4s = TILE * depth / 4 / threads;    /* of a k-tile that a thread brings */
 };
 
-/* Norms of float32 and less: bench/logs/cuda_sample_norms.md has what one group took. */
+/* Norms of float32 and narrower; bench/logs/cuda_sample_norms.md has the time of one group. */
 template <typename real> static constexpr int groups_of = sizeof(real) == 4 ? 4 : 1;
 
-/* X Y' of rows, or X' Y of columns; element (m, k) of X is m across and k along the contraction. `ones` is
- * the bias's column, behind those of A, or -1 where there is none. */
+/* X Y' of rows, or X' Y of columns; k is along the contraction. `ones` is the index of the bias column after those of
+ * A, or -1. */
 typedef struct factor {
     tchi_cuda_operand m;
     int64_t count, ones;
@@ -44,8 +44,8 @@ typedef struct product {
     int64_t depth;
 } product;
 
-/* Steps of the contraction one after the other, so that a thread has its four rows and its four columns together.
- * Between products it is where groups put their sums. */
+/* Contraction-major, so that a thread's four rows and four columns are contiguous. Between products groups exchange
+ * sums here. */
 template <typename real, int groups> struct ktiles {
     real x[shape<real, groups>::depth][TILE + 4], y[shape<real, groups>::depth][TILE + 4];
 };
@@ -55,7 +55,7 @@ template <typename real> struct __align__(16) four_of
     real v[4];
 };
 
-/* A thread's part of a tile, in rows and columns row_of(i) and row_of(j) from its own corner on. */
+/* A thread's part of a tile: rows and columns row_of(i) and row_of(j) from its corner on. */
 template <typename real> struct part {
     static constexpr int each = shape<real, 1>::each;
     real v[each][each];
@@ -63,8 +63,8 @@ template <typename real> struct part {
 
 /* --- k-tiles ----------------------------------------------------------------------------------------------------- */
 
-/* Where four number f of a k-tile lies in it. By rows it is four steps of one row, and eight rows follow each other, so
- * that threads meet two by two at most in a bank of shared memory; by columns it is four columns of one step. */
+/* Position of four number f in a k-tile. By rows it is four steps of one row, eight rows in sequence, which limits bank
+ * conflicts to two; by columns it is four columns of one step. */
 template <int depth, bool by_rows> static __device__ __forceinline__ int across_of(int f)
 {
     return by_rows ? f / (2 * depth) * 8 + f % 8 : f % (TILE / 4) * 4;
@@ -75,18 +75,18 @@ template <int depth, bool by_rows> static __device__ __forceinline__ int along_o
     return by_rows ? f / 8 % (depth / 4) * 4 : f / (TILE / 4);
 }
 
-/* What of `want` elements from `at` on lies before `end`. */
+/* How many of `want` elements from `at` on are before `end`. */
 static __device__ __forceinline__ int count_inside(int64_t at, int64_t end, int want)
 {
     return end - at < want ? (int)(end > at ? end - at : 0) : want;
 }
 
-/* What a thread holds of a k-tile, and the k-tile. They have names since clang, by which tests compile this file, takes
- * such an array among parameters for an expression. */
+/* A thread's part of a k-tile, and the k-tile. Named because clang, which compiles this file for tests, parses such an
+ * array parameter as an expression. */
 template <typename real, int groups> using held_vec4s = tchi_cuda_vec4<real>[shape<real, groups>::vec4s];
 template <typename real, int groups> using ktile_of = real[shape<real, groups>::depth][TILE + 4];
 
-/* Without an index that is known only at run time, so that the four stay in registers. */
+/* Without run-time indexing, so that the four stay in registers. */
 template <typename real> static __device__ __forceinline__ void put_one(tchi_cuda_vec4<real> *four, int place)
 {
 #pragma unroll
@@ -132,13 +132,13 @@ static __device__ void store_ktile(ktile_of<real, groups> &ktile, const held_vec
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* vec4s of a thread are as far apart as all threads' vec4s are wide, so that neighbors read neighboring vec4s. */
+/* A thread's vec4s are interleaved with those of the other threads, so that neighbors read adjacent vec4s. */
 template <typename real> static __device__ __forceinline__ int row_of(int i)
 {
     return i / 4 * (4 * shape<real, 1>::side) + i % 4;
 }
 
-/* The thread's own corner. */
+/* The thread's corner. */
 template <typename real> static __device__ __forceinline__ int first_row()
 {
     return 4 * ((int)threadIdx.x % shape<real, 1>::group / shape<real, 1>::side);
@@ -181,7 +181,7 @@ static __device__ __forceinline__ void multiply_ktile(part<real> &sum, const kti
     }
 }
 
-/* Adds the sums of the other groups, one after the other, to those of the first. */
+/* Adds the sums of the other groups, in order, to those of the first. */
 template <typename real, int groups> static __device__ void gather(part<real> &sum, ktiles<real, groups> &s)
 {
     constexpr int each = part<real>::each;
@@ -207,7 +207,7 @@ template <typename real, int groups> static __device__ void gather(part<real> &s
     }
 }
 
-/* The tile at (row, col), in the threads of the first group. The next k-tile is on its way while one is multiplied. */
+/* The tile at (row, col), in the threads of the first group. The next k-tile is in flight while one is multiplied. */
 template <typename real, int groups, bool by_rows, bool with_ones = false>
 static __device__ void multiply_plain_tile(part<real> &sum, ktiles<real, groups> &s, const product &p, int64_t matrix,
                                            int64_t row, int64_t col)
@@ -255,10 +255,10 @@ typedef struct norms_problem {
     const int32_t *list, *count; /* of LISTED */
 } norms_problem;
 
-/* LISTED are tiles of the matrices in a list alone: a kernel of its own, since that of all has no register left. */
+/* LISTED are tiles of the listed matrices only, in a separate kernel because the others have no register left. */
 enum norms_of { GRAM, TILES, LISTED };
 
-/* Tile form: 2 T p d operations a sample; Gram form: T^2 (p + d), half of the matrices. A tile reads 2 TILE elements
+/* Tile form: 2 T p d operations per sample; Gram form: T^2 (p + d), half of the matrices. A tile reads 2 TILE elements
  * for every step along its contraction. */
 template <typename real, norms_of form>
 static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, form == TILES ? 2 : 1)
@@ -314,7 +314,7 @@ static tch_status launch_norms(const tchi_cuda_state *state, tch_scalar type, co
     return tchi_cuda_launch(state, "sample_norms_plain", kernel, tchi_cuda_grid(blocks), threads, p);
 }
 
-/* `ones`: columns of ones behind those of A. */
+/* `ones`: columns of ones after those of A. */
 static norms_problem norms_problem_of(const tch_matrices *a, const tch_matrices *g, bool gram, int ones)
 {
     norms_problem p = {};
@@ -337,7 +337,7 @@ tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_
     return gram ? launch_norms<GRAM>(state, a->type, p, p.items) : launch_norms<TILES>(state, a->type, p, p.items);
 }
 
-/* As many blocks as a GPU holds: the list is empty nearly always, and blocks that find it so cost time too. */
+/* At most as many blocks as fit the GPU: the list is nearly always empty, and even idle blocks cost time. */
 tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                          bool bias, const int32_t *list, const int32_t *count, double *parts,
                                          int64_t *tiles)
@@ -372,7 +372,7 @@ static __device__ void store_squares(const squares_problem &p, int64_t group, in
     }
 }
 
-/* 2 T p d operations a sample; out is read and written once. */
+/* 2 T p d operations per sample; out is read and written once. */
 template <typename real>
 static __global__ void __launch_bounds__(shape<real, 1>::threads) sample_squares_plain(const squares_problem p)
 {

@@ -72,7 +72,7 @@ static __device__ __forceinline__ tchi_k_range tchi_stream_k_chunk(const tchi_st
     return {r.whole * r.blocks + (int)tile, 1, r.cut + (int)(first - tile * each), (int)(end - first)};
 }
 
-/* Run `number` of this block; A's of a tile comes before G's. */
+/* Run `number` of this block; a tile's run of A precedes that of G. */
 static __device__ __forceinline__ tchi_k_range tchi_stream_k_get(const tchi_stream_k &r, int number)
 {
     bool left_over = number >= 2 * r.whole;
@@ -87,7 +87,7 @@ static __device__ __forceinline__ tchi_k_range tchi_stream_k_get(const tchi_stre
 
 #define TCHI_RUNS_WORTH 8 /* k-tiles that helping must save: about what storing and joining chunks takes */
 
-/* Owners and split_blocks end at the same time if A and G up to the cut are as many k-tiles as a stretch. */
+/* Owners and split_blocks finish together if A and G up to the cut are as many k-tiles as a stretch. */
 static inline tchi_stream_k tchi_stream_k_share(int64_t items, int blocks, int64_t ktiles_a, int64_t ktiles_g)
 {
     tchi_stream_k r = {};

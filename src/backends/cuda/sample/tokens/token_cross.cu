@@ -1,7 +1,6 @@
-/* Inner products with the gradient of an embedding, sample by sample: with that of a linear layer that has the same
- * weight, and with a matrix of the weight's shape. For the first, the products <row s of H, row t of A> are formed in
- * tiles that stay in registers, multiplied there by the entries of G that the tokens pick, and summed; nothing of size
- * S by T is kept.
+/* Per-sample inner products with the gradient of an embedding: with that of a linear layer of the same weight, and with
+ * a matrix of the weight's shape. For the first, tiles of the products <row s of H, row t of A> stay in registers, are
+ * multiplied by the entries of G that the tokens select, and summed; nothing of size S by T is stored.
  *
  *     for (s = 0; s < S; s++) {                               // token_dots with `by`, of one sample
  *         for (t = 0; t < T; t++) {
@@ -11,7 +10,7 @@
  *     for (s = 0; s < S; s++) {                               // token_dots
  *         dot += scale * dot(g[s], w[token[s]]);
  *     }
- */
+ * */
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "token_order.cuh"
 
@@ -22,7 +21,7 @@
 #define EACH 8   /* rows and columns of the tile that a thread has: two vec4s, half a tile apart */
 #define CHUNK 64 /* positions of a block of token_dots */
 
-/* Blocks that a multiprocessor holds of float32: two where ptxas fits them into 128 registers without spilling. */
+/* Blocks per multiprocessor for float32: two if ptxas fits them into 128 registers without spilling. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define BLOCKS 2
 #else
@@ -37,9 +36,9 @@ typedef struct cross_call {
 } cross_call;
 
 /* partial[(sample tiles + tile) ranges + range] = the sum of tile_sum(sample, s, t) over the tiles of A's range, by a
- * block of threads. Moves: G at positions times rows places, 32 bytes each, and H and A a few times from the cache.
- * Does: 2 positions rows cols operations. For 32 samples of 1024 positions and 768 columns: 51 GFLOP, 0.07 ms at the
- * 757 TFLOP/s of cuBLAS in bfloat16; 1.07 GB, 0.26 ms at 4.19 TB/s. */
+ * block of threads. Memory: G at positions times rows places, 32 bytes each; H and A several times from cache. Compute:
+ * 2 positions rows cols operations. For 32 samples of 1024 positions and 768 columns: 51 GFLOP, 0.07 ms at the 757
+ * TFLOP/s of cuBLAS in bfloat16; 1.07 GB, 0.26 ms at 4.19 TB/s. */
 template <class function>
 static __device__ __forceinline__ void sum_tiles(const cross_call &c, double *shared, double *partial,
                                                  const function &tile_sum)
@@ -68,7 +67,7 @@ template <typename real> struct cross_tile {
     alignas(16) real at[DEPTH][CROSS_TILE + 4];
 };
 
-/* Which row, or column, of the tile is number `n` of thread row, or column, `thread`. */
+/* Row (or column) `n` of thread row (or column) `thread` in the tile. */
 static __device__ inline int place_in_tile(int thread, int n)
 {
     return 4 * thread + n % 4 + n / 4 * (CROSS_TILE / 2);
@@ -120,7 +119,7 @@ static __device__ inline void add_cross_products(const cross_tile<real> &h, cons
     }
 }
 
-/* <row s of H, row t of A> for the thread's part of a tile. While one block brings a step, another multiplies. */
+/* <row s of H, row t of A> for the thread's part of a tile. While one block loads a step, another multiplies. */
 template <typename real>
 static __device__ inline void tile_products(const cross_call &c, int64_t b, int64_t s, int64_t t, cross_tile<real> &h,
                                             cross_tile<real> &a, real products[EACH][EACH])
@@ -267,7 +266,7 @@ static tch_status cross_dots(const tchi_cuda_state *s, const tch_matrices *token
     if (c.samples == 0 || c.tiles == 0 || c.rows == 0 || c.cols == 0) {
         return TCH_OK;
     }
-    TCHI_CUDA_PASS(launch_cross(s, c, h, a, partial));
+    TCHI_TRY(launch_cross(s, c, h, a, partial));
     return tchi_cuda_add_partials(s, c.samples, c.tiles * CROSS_RANGES, partial, scale, dots);
 }
 
@@ -296,8 +295,8 @@ static __device__ inline double share_of_dot(const dots_call &c, int64_t b, int6
     return sum;
 }
 
-/* G (positions, cols) for each sample, W (tokens, cols). Moves: G and a row of W for each position. Does: a product and
- * a sum an element. A block for each CHUNK positions of a sample, a warp for each eighth of them. */
+/* G (positions, cols) per sample, W (tokens, cols). Memory: G and a row of W per position. Compute: a product and a sum
+ * per element. A block per CHUNK positions of a sample, a warp per eighth of them. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS, 4)
     token_dots_kernel(const __grid_constant__ dots_call c, double *partial)
@@ -335,7 +334,7 @@ static tch_status row_dots(const tchi_cuda_state *s, const tch_matrices *tokens,
     }
     unsigned blocks = tchi_cuda_grid(c.samples * c.chunks);
     auto kernel = g->type == TCH_SCALAR_F64 ? token_dots_kernel<double> : token_dots_kernel<float>;
-    TCHI_CUDA_PASS(tchi_cuda_launch(s, "token_dots", kernel, blocks, THREADS, c, partial));
+    TCHI_TRY(tchi_cuda_launch(s, "token_dots", kernel, blocks, THREADS, c, partial));
     return tchi_cuda_add_partials(s, c.samples, c.chunks, partial, scale, dots);
 }
 

@@ -1,7 +1,6 @@
-/* A radix sort of positions by token, eight bits at a time from the lowest. A warp has a chunk of a group in all three
- * steps of a pass: it counts the digits in it; a block adds up the counts of each group, digits first and chunks
- * second; and the warp puts its positions, in their order, behind those that come before. Counts are integers and
- * places follow from them alone, so the result never depends on the order in which threads ran.
+/* A radix sort of positions by token, eight bits at a time from the lowest. A warp handles the same chunk of a group in
+ * all three steps of a pass: it counts the digits; a block computes prefix sums of each group, digit-major; and the
+ * warp scatters its positions in order. Counts are integers, so the result does not depend on scheduling.
  *
  *     for (shift = 0; shift < bits of a token; shift += 8) {
  *         for (i = 0; i < length; i++) {
@@ -13,7 +12,7 @@
  *         }
  *         swap(order, next), clear count;
  *     }
- */
+ * */
 #include "token_order.cuh"
 
 #define CHUNK 1024 /* positions of a warp */
@@ -87,7 +86,7 @@ static __global__ void __launch_bounds__(WARPS * 32) count_digits_kernel(const _
     }
 }
 
-/* Sums of what lies before each thread of a block of SCAN_THREADS, and the sum of all in *total. */
+/* Exclusive prefix sums over a block of SCAN_THREADS, and the total in *total. */
 static __device__ inline int32_t sum_before(int32_t value, int32_t *shared, int32_t *total)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -112,8 +111,8 @@ static __device__ inline int32_t sum_before(int32_t value, int32_t *shared, int3
     return before + upto - value;
 }
 
-/* Counts become places: each the sum of those before it in its group. Moves: 8 bytes a count. Does: a sum each. A block
- * for each group; four counts a thread, which there always are, DIGITS being a multiple of four. */
+/* Replaces counts by their exclusive prefix sums per group. Memory: 8 bytes per count. A block per group; four counts
+ * per thread, DIGITS being a multiple of four. */
 static __global__ void __launch_bounds__(SCAN_THREADS) add_counts_kernel(int64_t groups, int64_t each, int32_t *counts)
 {
     __shared__ int32_t shared[SCAN_THREADS / 32];
@@ -134,7 +133,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) add_counts_kernel(int64_t
     }
 }
 
-/* The lanes of a warp, of those in `present`, that have the same digit. */
+/* The lanes in `present` with the same digit. */
 static __device__ inline unsigned equal_lanes(int digit, unsigned present)
 {
     unsigned equal = present;
@@ -177,7 +176,7 @@ static __global__ void __launch_bounds__(WARPS * 32) place_digits_kernel(const _
     }
 }
 
-/* Two orders in turn, and the counts. */
+/* Two orders, used alternately, and the counts. */
 static int64_t order_bytes(int64_t groups, int64_t length)
 {
     return tchi_cuda_ceil_div(groups * length * (int64_t)sizeof(int32_t), 16) * 16;
@@ -191,13 +190,13 @@ int64_t tchi_cuda_token_order_scratch(int64_t groups, int64_t length)
 static tch_status run_pass(const tchi_cuda_state *state, const pass_call &c)
 {
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(c.list.groups * c.chunks, WARPS));
-    TCHI_CUDA_PASS(tchi_cuda_launch(state, "count_digits", count_digits_kernel, blocks, WARPS * 32, c));
-    TCHI_CUDA_PASS(tchi_cuda_launch(state, "add_counts", add_counts_kernel, tchi_cuda_grid(c.list.groups), SCAN_THREADS,
-                                    c.list.groups, DIGITS * c.chunks, c.counts));
+    TCHI_TRY(tchi_cuda_launch(state, "count_digits", count_digits_kernel, blocks, WARPS * 32, c));
+    TCHI_TRY(tchi_cuda_launch(state, "add_counts", add_counts_kernel, tchi_cuda_grid(c.list.groups), SCAN_THREADS,
+                              c.list.groups, DIGITS * c.chunks, c.counts));
     return tchi_cuda_launch(state, "place_digits", place_digits_kernel, blocks, WARPS * 32, c);
 }
 
-/* At least one pass, so that there is an order. */
+/* At least one pass, which writes the order. */
 tch_status tchi_cuda_order_tokens(const tchi_cuda_state *state, const tchi_cuda_token_list &list, void *scratch,
                                   const int32_t **order)
 {
@@ -210,7 +209,7 @@ tch_status tchi_cuda_order_tokens(const tchi_cuda_state *state, const tchi_cuda_
     }
     for (int pass = 0; pass == 0 || (list.rows >> c.shift) > 0; pass++) {
         c.to = orders[pass % 2];
-        TCHI_CUDA_PASS(run_pass(state, c));
+        TCHI_TRY(run_pass(state, c));
         c.from = c.to;
         c.shift += 8;
     }

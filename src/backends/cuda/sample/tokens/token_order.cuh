@@ -1,12 +1,11 @@
-/* Positions ordered by their tokens, and equal tokens by position. token_order.cu sorts, tokens.cu sums over positions
- * of equal tokens, which lie together then. */
+/* Positions sorted by token, stably. token_order.cu sorts, tokens.cu sums over runs of equal tokens. */
 #ifndef TCHI_CUDA_TOKEN_ORDER_CUH
 #define TCHI_CUDA_TOKEN_ORDER_CUH
 
 #include "backends/cuda/device/elements.cuh"
 
-/* Tokens of all samples, position n = sample * positions + position in it. They are ordered in groups of `length`
- * neighbors: a group for each sample, or one for all. */
+/* Tokens of all samples, n = sample * positions + position, sorted in groups of `length`: one group per sample, or one
+ * in total. */
 typedef struct tchi_cuda_token_list {
     const void *tokens; /* samples by positions */
     tch_scalar type;    /* int32 or int64 */
@@ -23,7 +22,7 @@ static inline tchi_cuda_token_list tchi_cuda_token_list_of(const tch_matrices *t
     return {tokens->data, tokens->type, tokens->ld, tokens->cols, rows, padding, groups, length};
 }
 
-/* A token; `rows` stands for those that do not count. */
+/* A token; `rows` for tokens that do not count. */
 static __device__ inline int64_t tchi_cuda_token_at(const tchi_cuda_token_list &list, int64_t sample, int64_t position)
 {
     int64_t index = sample * list.ld + position;

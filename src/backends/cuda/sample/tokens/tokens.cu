@@ -1,8 +1,8 @@
-/* Gradients of embeddings: sums over the positions of equal tokens, put into the rows of the weight or squared for the
- * norms of samples. Positions are ordered by token first (token_order.cu), so that equal ones lie together as a run.
- * The order is cut into spans by its length alone, a warp walks down a span with four columns in each lane, and runs
- * that reach beyond their span leave their parts in scratch, where a second kernel joins them: a token that fills half
- * a batch costs no more than many that are rare, and sums have one order.
+/* Gradients of embeddings: sums over the positions of equal tokens, added to the rows of the weight or squared for
+ * per-sample norms. Positions are sorted by token first (token_order.cu) into runs. The order is divided into spans by
+ * its length alone, a warp walks a span with four columns per lane, and runs that cross spans leave partial sums in
+ * scratch, which a second kernel joins: a token that fills half a batch costs no more than many rare ones, and the
+ * order of sums is fixed.
  *
  *     out *= beta;
  *     for (b = 0; b < samples; b++) {
@@ -15,17 +15,17 @@
  *             norms[b] += scale * |sum of g[b][s] over the s with token[b][s] == v|^2;
  *         }
  *     }
- */
+ * */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "token_order.cuh"
 
 #define WARPS 8
 #define COLUMNS 128    /* of a warp */
-#define AT_ONCE 4      /* positions whose rows a warp has under way */
+#define AT_ONCE 4      /* positions whose rows a warp has in flight */
 #define SPAN 32        /* positions of a span, at least */
 #define MAX_SPANS 4096 /* of all groups, where these are longer than a span */
 
-/* Parts of a run that reaches beyond a span: at its beginning, or at its end alone. */
+/* Partial sums of a run that crosses spans: at the start of a span, or only at its end. */
 enum { HEAD = 0, TAIL = 1, PARTS = 2 };
 
 typedef struct run_call {
@@ -52,7 +52,6 @@ static int64_t span_of(int64_t groups, int64_t length)
     return span;
 }
 
-/* One span and four columns of it. */
 typedef struct run_place {
     int64_t number; /* of the span among all */
     int64_t group, first, last;
@@ -97,8 +96,8 @@ template <typename real> static __device__ inline real *part_at(const run_call &
 
 /* --- sums of runs ------------------------------------------------------------------------------------------------ */
 
-/* What a lane knows of one position: where its row of G begins, or -1 where that does not count, its token, and what
- * the row is multiplied by. A factor of 0 leaves a position out, also where the row is not finite. */
+/* A lane's position: offset of its row of G, or -1 if it does not count, its token, and the row's factor. A factor of 0
+ * skips the position even if the row is not finite. */
 template <typename real> struct run_entry {
     int64_t row, token;
     real factor;
@@ -115,7 +114,7 @@ template <typename real> static __device__ inline run_entry<real> entry_at(const
     return {counts ? sample * c.g.stride + position * c.g.ld : -1, token, counts ? (real)factor : (real)0};
 }
 
-/* Only the block of threads that has the whole run writes its row. */
+/* Only the block that has the whole run writes its row. */
 template <typename sum>
 static __device__ inline void add_to_out(const run_call &c, int64_t group, int64_t token, int64_t j, int count,
                                          const tchi_cuda_vec4<sum> &sums)
@@ -138,7 +137,7 @@ template <typename sum> static __device__ inline double square_of(const tchi_cud
     return square;
 }
 
-/* A run as a warp walks along it. */
+/* State of a warp's walk along a run. */
 template <typename real> struct run_walk {
     int64_t token;
     bool head; /* it began before the span */
@@ -146,7 +145,7 @@ template <typename real> struct run_walk {
     double squares; /* of the runs that ended */
 };
 
-/* The run has come to its end in this span, or to the end of the span where it goes on. */
+/* The run ends in this span, or (`on`) continues beyond it. */
 template <typename real, bool squared>
 static __device__ inline void end_run(const run_call &c, const run_place &p, run_walk<real> &walk, bool on)
 {
@@ -216,8 +215,8 @@ static __device__ inline double walk_span(const run_call &c, const run_place &p,
     return walk.squares;
 }
 
-/* G (positions, cols) for each sample. Moves: G once, and the rows of out that have tokens in and out. Does: a product
- * and a sum an element. A warp for each span and COLUMNS columns. */
+/* G (positions, cols) per sample. Memory: G once, and the rows of out that have tokens in and out. Compute: a product
+ * and a sum per element. A warp per span and COLUMNS columns. */
 template <typename real, bool squared>
 static __global__ void __launch_bounds__(WARPS * 32, 2) run_sums_kernel(const __grid_constant__ run_call c)
 {
@@ -237,7 +236,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) run_sums_kernel(const __
 
 /* --- runs over several spans ------------------------------------------------------------------------------------ */
 
-/* The sum of the heads of the spans behind p that belong to the run of `token`; warps take spans in turn. */
+/* The sum of the heads of the spans after p in the run of `token`; warps take spans round-robin. */
 template <typename real>
 static __device__ inline tchi_cuda_vec4<double> sum_of_heads(const run_call &c, const run_place &p, int64_t token,
                                                              int warp)
@@ -256,8 +255,8 @@ static __device__ inline tchi_cuda_vec4<double> sum_of_heads(const run_call &c, 
     return sums;
 }
 
-/* Moves: 4 bytes for each column of a span whose run goes on, of float32. Does: a sum each. A block for each span and
- * COLUMNS columns; it has nothing to do unless a run begins there that goes on. */
+/* Memory: 4 bytes per column of a span whose run continues, of float32. Compute: a sum each. A block per span and
+ * COLUMNS columns; only spans where a continuing run begins have work. */
 template <typename real, bool squared>
 static __global__ void __launch_bounds__(WARPS * 32) join_runs_kernel(const __grid_constant__ run_call c)
 {
@@ -296,7 +295,7 @@ static __global__ void __launch_bounds__(WARPS * 32) join_runs_kernel(const __gr
 
 /* --- the operations ---------------------------------------------------------------------------------------------- */
 
-/* Parts are kept in the widest type, whose size does not depend on what is known when scratch is asked for. */
+/* Parts use the widest type: the type is unknown when scratch is requested. */
 static int64_t run_scratch(int64_t groups, int64_t length, int64_t cols)
 {
     int64_t spans = groups * tchi_cuda_ceil_div(length, span_of(groups, length));
@@ -331,7 +330,7 @@ template <typename real, bool squared> static tch_status run_runs(const tchi_cud
 {
     int64_t items = c.list.groups * c.spans * c.chunks;
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(items, WARPS));
-    TCHI_CUDA_PASS(tchi_cuda_launch(state, "run_sums", run_sums_kernel<real, squared>, blocks, WARPS * 32, c));
+    TCHI_TRY(tchi_cuda_launch(state, "run_sums", run_sums_kernel<real, squared>, blocks, WARPS * 32, c));
     if (c.spans == 1) {
         return TCH_OK;
     }
@@ -345,12 +344,12 @@ tch_status tchi_cuda_token_norms(tchi_cuda_state *s, const tch_matrices *tokens,
         return TCH_OK;
     }
     run_call c = call_of(tchi_cuda_token_list_of(tokens, rows, padding, true), g, scratch);
-    TCHI_CUDA_PASS(tchi_cuda_order_tokens(s, c.list, scratch, &c.order));
-    TCHI_CUDA_PASS(g->type == TCH_SCALAR_F64 ? (run_runs<double, true>(s, c)) : (run_runs<float, true>(s, c)));
+    TCHI_TRY(tchi_cuda_order_tokens(s, c.list, scratch, &c.order));
+    TCHI_TRY(g->type == TCH_SCALAR_F64 ? (run_runs<double, true>(s, c)) : (run_runs<float, true>(s, c)));
     return tchi_cuda_add_partials(s, c.list.groups, c.spans * c.chunks, c.squares, scale, norms);
 }
 
-/* out *= beta, which is not read where beta is 0. */
+/* out *= beta, or 0 without reading it. */
 template <typename real> struct begin_sums {
     tchi_cuda_operand out;
     real beta;
@@ -376,15 +375,15 @@ tch_status tchi_cuda_token_sums(void *state, const tch_matrices *tokens, int64_t
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     tchi_cuda_operand to = tchi_cuda_operand_of(out);
     if (beta != 1.0) {
-        TCHI_CUDA_PASS(out->type == TCH_SCALAR_F64
-                           ? tchi_cuda_walk(s, "begin_sums", out, begin_sums<double>{to, beta})
-                           : tchi_cuda_walk(s, "begin_sums", out, begin_sums<float>{to, (float)beta}));
+        TCHI_TRY(out->type == TCH_SCALAR_F64
+                     ? tchi_cuda_walk(s, "begin_sums", out, begin_sums<double>{to, beta})
+                     : tchi_cuda_walk(s, "begin_sums", out, begin_sums<float>{to, (float)beta}));
     }
     if (tokens->rows == 0 || tokens->cols == 0 || g->cols == 0 || out->rows == 0) {
         return TCH_OK;
     }
     run_call c = call_of(tchi_cuda_token_list_of(tokens, out->rows, padding, apart != 0), g, scratch);
-    TCHI_CUDA_PASS(tchi_cuda_order_tokens(s, c.list, scratch, &c.order));
+    TCHI_TRY(tchi_cuda_order_tokens(s, c.list, scratch, &c.order));
     c.weights = weights;
     c.scale = scale;
     c.out = to;

@@ -9,21 +9,21 @@
  *             norms[b] += scale * |y' x|^2 / 4^(e + f);       // sample_norms_wgmma.cu
  *         }
  *     }
- */
+ * */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/tensor_map.h"
-#include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/matrix/fp16_copy.h"
 
-/* What is copied, and how much of it at a time. */
-typedef struct narrow_plan {
+/* What to copy, and how much at a time. */
+typedef struct fp16_plan {
     bool copy_a, copy_g;
     int64_t samples;
     int64_t cols; /* of G */
-} narrow_plan;
+} fp16_plan;
 
-/* Bytes of a copy of so many columns of one sample's matrices, and of their largest elements. */
+/* Bytes of a copy of `cols` columns of a sample's matrices, and of their largest elements. */
 static int64_t copied_bytes(const tch_matrices *m, int64_t groups, int64_t cols)
 {
     return groups * (m->rows * tchi_round_up(cols, 8) * 2 + (int64_t)sizeof(uint32_t));
@@ -31,10 +31,10 @@ static int64_t copied_bytes(const tch_matrices *m, int64_t groups, int64_t cols)
 
 #define SPARE_BYTES 1024 /* lost to alignment */
 
-static narrow_plan plan_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups)
+static fp16_plan plan_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups)
 {
     int64_t room = state->blas_workspace == nullptr ? 0 : tchi_cuda_workspace_bytes(state) - SPARE_BYTES;
-    narrow_plan plan = {!tchi_cuda_tensor_map_supported(a, 2), !tchi_cuda_tensor_map_supported(g, 2), 0, g->cols};
+    fp16_plan plan = {!tchi_cuda_tensor_map_supported(a, 2), !tchi_cuda_tensor_map_supported(g, 2), 0, g->cols};
     int64_t of_a = plan.copy_a ? copied_bytes(a, groups, a->cols) : 0;
     int64_t of_g = plan.copy_g ? copied_bytes(g, groups, g->cols) : 0;
     if (of_a + of_g <= room) {
@@ -48,14 +48,14 @@ static narrow_plan plan_of(const tchi_cuda_state *state, const tch_matrices *a, 
     return plan;
 }
 
-bool tchi_cuda_sample_norms_narrow_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                             int64_t groups)
+bool tchi_cuda_sample_norms_fp16_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                           int64_t groups)
 {
     return tchi_cuda_kernel_fits(state, TCHI_NORMS_FP16, a, NULL) && a->batch < (1 << 20) &&
            plan_of(state, a, g, groups).samples > 0;
 }
 
-/* Takes from the workspace what lies from *at on, in whole 256 bytes. */
+/* Allocates from the workspace at *at, in multiples of 256 bytes. */
 static void *carve_scratch(char **at, int64_t bytes)
 {
     char *here = *at;
@@ -63,14 +63,14 @@ static void *carve_scratch(char **at, int64_t bytes)
     return here;
 }
 
-/* Samples and columns of m, as they are or as a copy with its largest elements. */
-typedef struct narrow_side {
+/* Samples and columns of m, in place or as a copy with its largest elements. */
+typedef struct fp16_side {
     tch_matrices m;
     uint32_t *largest; /* NULL where nothing was scaled */
-} narrow_side;
+} fp16_side;
 
 static tch_status prepare(const tchi_cuda_state *state, const tch_matrices *part, bool copied, char **at,
-                          narrow_side *side)
+                          fp16_side *side)
 {
     side->m = *part;
     side->largest = nullptr;
@@ -79,11 +79,11 @@ static tch_status prepare(const tchi_cuda_state *state, const tch_matrices *part
     }
     if (part->type == TCH_SCALAR_F32) {
         side->largest = (uint32_t *)carve_scratch(at, part->batch * (int64_t)sizeof(uint32_t));
-        TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, part, side->largest));
+        TCHI_TRY(tchi_cuda_largest_bits(state, part, side->largest));
     }
-    side->m = tchi_cuda_narrow_copy(*at, part);
+    side->m = tchi_cuda_fp16_copy_of(*at, part);
     carve_scratch(at, side->m.batch * side->m.stride * 2);
-    return tchi_cuda_narrow(state, part, side->largest, &side->m);
+    return tchi_cuda_fp16_copy(state, part, side->largest, &side->m);
 }
 
 static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t batch, int64_t col, int64_t cols)
@@ -95,26 +95,26 @@ static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t batch,
     return part;
 }
 
-tch_status tchi_cuda_sample_norms_narrow(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                         int64_t groups, double scale, double *norms, double *parts)
+tch_status tchi_cuda_sample_norms_fp16(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                       int64_t groups, double scale, double *norms, double *parts)
 {
-    narrow_plan plan = plan_of(state, a, g, groups);
+    fp16_plan plan = plan_of(state, a, g, groups);
     for (int64_t first = 0; first < a->batch; first += plan.samples * groups) {
         int64_t left = a->batch - first;
         int64_t batch = left < plan.samples * groups ? left : plan.samples * groups;
         char *at = (char *)state->blas_workspace;
         tch_matrices inputs = part_of(a, first, batch, 0, a->cols);
-        narrow_side x, y;
-        TCHI_CUDA_PASS(prepare(state, &inputs, plan.copy_a, &at, &x));
+        fp16_side x, y;
+        TCHI_TRY(prepare(state, &inputs, plan.copy_a, &at, &x));
         for (int64_t col = 0; col < g->cols; col += plan.cols) {
             int64_t cols = g->cols - col < plan.cols ? g->cols - col : plan.cols;
             char *after = at;
             int64_t tiles = 0;
             tch_matrices gradients = part_of(g, first, batch, col, cols);
-            TCHI_CUDA_PASS(prepare(state, &gradients, plan.copy_g, &after, &y));
-            TCHI_CUDA_PASS(tchi_cuda_sample_norms_wgmma(state, &x.m, &y.m, parts, &tiles));
+            TCHI_TRY(prepare(state, &gradients, plan.copy_g, &after, &y));
+            TCHI_TRY(tchi_cuda_sample_norms_wgmma(state, &x.m, &y.m, parts, &tiles));
             tchi_norms_parts sums = {parts, tiles, groups, x.largest, y.largest};
-            TCHI_CUDA_PASS(tchi_cuda_sample_norms_add(state, batch / groups, &sums, scale, norms + first / groups));
+            TCHI_TRY(tchi_cuda_sample_norms_add(state, batch / groups, &sums, scale, norms + first / groups));
         }
     }
     return TCH_OK;
