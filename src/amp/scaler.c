@@ -361,7 +361,7 @@ static tch_status gather_found(tch_scaler *scaler)
     return t->matrix->copy(state, &flag, &counted);
 }
 
-static tch_status look_at_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients)
+static tch_status check_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients)
 {
     TCHI_TRY(visit_all(scaler, count, gradients, false));
     return gather_found(scaler);
@@ -373,7 +373,7 @@ tch_status tch_scaler_check(tch_scaler *scaler, int32_t count, const tch_tensor 
     TCHI_TRY(tchi_check_not_null(function, "scaler", scaler));
     TCHI_ENTER(scaler->context, function);
     TCHI_TRY(check_gradients(scaler, function, count, gradients, false));
-    return scaler->config.enabled ? look_at_all(scaler, count, gradients) : TCH_OK;
+    return scaler->config.enabled ? check_all(scaler, count, gradients) : TCH_OK;
 }
 
 tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t count,
@@ -390,7 +390,7 @@ tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t
         return tch_optimizer_step(optimizer, count, gradients);
     }
     if (!scaler->unscaled) {
-        TCHI_TRY(look_at_all(scaler, count, gradients));
+        TCHI_TRY(check_all(scaler, count, gradients));
     }
     return tch_optimizer_step_scaled(optimizer, count, gradients, scaler->unscaled ? NULL : &scaler->scale,
                                      &scaler->found_inf);

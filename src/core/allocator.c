@@ -26,6 +26,7 @@ static bool fits_machine(size_t bytes)
 
 static void *allocate_aligned(void *user, size_t bytes, size_t alignment)
 {
+    (void)user;
     if (!fits_machine(bytes)) {
         return NULL;
     }
@@ -36,6 +37,8 @@ static void *allocate_aligned(void *user, size_t bytes, size_t alignment)
 
 static void release_aligned(void *user, void *pointer, size_t bytes)
 {
+    (void)user;
+    (void)bytes;
     free(pointer);
 }
 

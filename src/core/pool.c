@@ -120,7 +120,7 @@ static tch_status new_block(tchi_pool *pool, int64_t bytes, block **result)
 }
 
 /* From a free list, or, if `kept` is NULL, from the device for this request alone. */
-static tch_status hand_out(tchi_pool *pool, int64_t bytes, block **kept, void **pointer)
+static tch_status take_block(tchi_pool *pool, int64_t bytes, block **kept, void **pointer)
 {
     tch_status status = TCH_OK;
     pthread_mutex_lock(&pool->lock);
@@ -143,24 +143,24 @@ static tch_status hand_out(tchi_pool *pool, int64_t bytes, block **kept, void **
     return status;
 }
 
-static tch_status check_and_hand_out(tchi_pool *pool, int64_t bytes, bool exact, void **pointer)
+static tch_status check_and_take_block(tchi_pool *pool, int64_t bytes, bool exact, void **pointer)
 {
     *pointer = NULL;
     if (bytes < 0 || bytes > INT64_MAX / 4) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "an allocation of %lld bytes was requested", (long long)bytes);
     }
     block **kept = exact || bytes == 0 ? NULL : &pool->free[size_class(&bytes)];
-    return bytes == 0 ? TCH_OK : hand_out(pool, bytes, kept, pointer);
+    return bytes == 0 ? TCH_OK : take_block(pool, bytes, kept, pointer);
 }
 
 tch_status tchi_pool_allocate(tchi_pool *pool, int64_t bytes, void **pointer)
 {
-    return check_and_hand_out(pool, bytes, false, pointer);
+    return check_and_take_block(pool, bytes, false, pointer);
 }
 
 tch_status tchi_pool_allocate_exact(tchi_pool *pool, int64_t bytes, void **pointer)
 {
-    return check_and_hand_out(pool, bytes, true, pointer);
+    return check_and_take_block(pool, bytes, true, pointer);
 }
 
 tch_status tchi_pool_free(tchi_pool *pool, void *pointer)

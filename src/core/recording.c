@@ -70,7 +70,7 @@ static recording *oldest_recording(const tchi_recordings *recordings)
 }
 
 /* A free list entry, or that of a recording long idle; NULL if there is neither. */
-static recording *take_place(const tch_context *context, tchi_recordings *recordings)
+static recording *claim_entry(const tch_context *context, tchi_recordings *recordings)
 {
     if (recordings->list.count < recordings->list.room) {
         return tchi_list_extend(&recordings->list);
@@ -88,7 +88,7 @@ static recording *place_of(const tch_context *context, tchi_recordings *recordin
 {
     recording *r = find_recording(recordings, key);
     recordings->calls++;
-    if (r == NULL && (r = take_place(context, recordings)) != NULL) {
+    if (r == NULL && (r = claim_entry(context, recordings)) != NULL) {
         r->key = *key;
     }
     if (r != NULL) {
@@ -145,8 +145,8 @@ bool tchi_can_record(const tch_context *context)
 tch_status tchi_recorded(tch_context *context, tchi_recordings *recordings, const tchi_recording_key *key,
                          tch_status (*work)(void *argument), void *argument)
 {
-    bool told = context->range_push != NULL; /* who listens to ranges wants to see the phases of the work */
-    if (recordings->list.room == 0 || told || !tchi_can_record(context)) {
+    bool listening = context->range_push != NULL; /* who listens to ranges wants to see the phases of the work */
+    if (recordings->list.room == 0 || listening || !tchi_can_record(context)) {
         return work(argument);
     }
     full_key full = key_of(context, key);

@@ -21,10 +21,10 @@ TEST(without_a_profiler_no_one_listens)
     pid_t child = fork();
     if (child == 0) {
         unsetenv("NVTX_INJECTION64_PATH");
-        bool heard = tchi_cuda_ranges_heard();
+        bool attached = tchi_cuda_profiler_attached();
         tchi_cuda_range(NULL, "nothing");
         tchi_cuda_range(NULL, NULL);
-        _exit(heard ? 1 : 0);
+        _exit(attached ? 1 : 0);
     }
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
@@ -35,7 +35,7 @@ TEST_IN_FOLDER(with_one_all_is_heard)
     char heard[256] = "";
     setenv("TEST_NVTX_LOG", test_path("heard"), 1);
     setenv("NVTX_INJECTION64_PATH", NVTX_LISTENER, 1);
-    assert_true(tchi_cuda_ranges_heard());
+    assert_true(tchi_cuda_profiler_attached());
     tchi_cuda_range(NULL, "step");
     tchi_cuda_range_open("factors");
     tchi_cuda_range_close();

@@ -161,7 +161,7 @@ void emulator_fail(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    fail_here(m->now->fibers, text);
+    fail_on_fiber(m->now->fibers, text);
     abort(); /* a thread that has failed is never resumed */
 }
 
@@ -436,8 +436,8 @@ static void begin_block(machine *m, int rank, int64_t number)
     memcpy(f->launch.block, l->block, sizeof l->block);
     f->launch.arguments = (const void *const *)l->closure;
     f->launch.runner = f;
-    f->launch.wait = wait_here;
-    f->launch.fail = fail_here;
+    f->launch.wait = wait_on_fiber;
+    f->launch.fail = fail_on_fiber;
     f->entry = l->entry;
     f->count = (int)(l->block[0] * l->block[1] * l->block[2]);
     f->alive = f->count;

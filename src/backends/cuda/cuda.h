@@ -125,7 +125,7 @@ cudaError_t tchi_cuda_ensure_event(cudaEvent_t *event);
 void tchi_cuda_drop_stream(cudaStream_t stream);
 void tchi_cuda_drop_event(cudaEvent_t event);
 /* ranges.c: whether a profiler is attached; and its ranges, recording or not */
-bool tchi_cuda_ranges_heard(void);
+bool tchi_cuda_profiler_attached(void);
 void tchi_cuda_range_open(const char *name);
 void tchi_cuda_range_close(void);
 /* recording.c */

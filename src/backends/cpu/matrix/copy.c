@@ -1,11 +1,10 @@
 /* Copies between arrays of any strides, with type conversion. Contiguous dimensions are merged, the smallest stride in
  * dst becomes the inner loop, and a row that is strided on either side passes through a small buffer: gather, convert,
  * scatter. */
+#include "backends/axes.h"
 #include "backends/cpu/cpu.h"
 #include "core/arith.h"
 
-#include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <torchium/tensor.h>
@@ -13,52 +12,17 @@
 #define RUN 256 /* elements of a row done at once: buffers of it fit the nearest cache */
 #define ROWS 64 /* rows that share a strip of RUN columns, so that a transposed source is read by whole cache lines */
 
-typedef struct axis {
-    int64_t size, dst, src; /* strides in elements */
-} axis;
-
 typedef struct copy_ctx {
-    axis axes[TCH_MAX_RANK]; /* the last one is the inner loop */
+    tchi_axis axes[TCH_MAX_RANK]; /* the last one is the inner loop */
     int32_t rank;
     const tch_array *dst, *src;
     int64_t rows; /* product of all sizes but the last */
 } copy_ctx;
 
-static int by_dst_stride(const void *a, const void *b)
-{
-    int64_t x = llabs(((const axis *)a)->dst);
-    int64_t y = llabs(((const axis *)b)->dst);
-    return (x < y) - (x > y);
-}
-
-/* Drops sizes of 1, sorts by dst's strides and merges adjacent dimensions that are contiguous on both sides. */
 static void merge_axes(copy_ctx *ctx)
 {
-    axis kept[TCH_MAX_RANK];
-    int32_t count = 0;
-    for (int32_t i = 0; i < ctx->dst->rank; i++) {
-        int64_t size = ctx->dst->shape[i];
-        if (size != 1) {
-            kept[count++] = (axis){size, ctx->dst->strides[i], ctx->src != NULL ? ctx->src->strides[i] : 0};
-        }
-    }
-    qsort(kept, (size_t)count, sizeof *kept, by_dst_stride);
-    ctx->rank = 0;
-    for (int32_t i = 0; i < count; i++) {
-        axis *last = ctx->rank > 0 ? &ctx->axes[ctx->rank - 1] : NULL;
-        if (last != NULL && last->dst == kept[i].dst * kept[i].size && last->src == kept[i].src * kept[i].size) {
-            *last = (axis){last->size * kept[i].size, kept[i].dst, kept[i].src};
-        } else {
-            ctx->axes[ctx->rank++] = kept[i];
-        }
-    }
-    if (ctx->rank == 0) {
-        ctx->axes[ctx->rank++] = (axis){1, 1, 1};
-    }
-    ctx->rows = 1;
-    for (int32_t i = 0; i < ctx->rank - 1; i++) {
-        ctx->rows *= ctx->axes[i].size;
-    }
+    ctx->rank = tchi_merge_axes(ctx->dst, (ctx->src != NULL ? ctx->src : ctx->dst)->strides, ctx->axes);
+    ctx->rows = tchi_count_rows(ctx->axes, ctx->rank - 1);
 }
 
 /* Offsets of the first element of a row on both sides. */
@@ -96,7 +60,7 @@ static void copy_strided(int64_t n, int64_t size, char *dst, int64_t dst_stride,
 static void copy_run(const copy_ctx *ctx, int64_t n, char *dst, const char *src)
 {
     char gathered[RUN * 8], converted[RUN * 8];
-    const axis *inner = &ctx->axes[ctx->rank - 1];
+    const tchi_axis *inner = &ctx->axes[ctx->rank - 1];
     const char *from = src;
     if (inner->src != 1 && n > 1) {
         copy_strided(n, tchi_cpu_size(ctx->src->type), gathered, 1, src, inner->src);
@@ -113,7 +77,7 @@ static void copy_run(const copy_ctx *ctx, int64_t n, char *dst, const char *src)
 static void copy_rows(void *argument, int64_t from, int64_t to)
 {
     const copy_ctx *ctx = argument;
-    const axis *inner = &ctx->axes[ctx->rank - 1];
+    const tchi_axis *inner = &ctx->axes[ctx->rank - 1];
     int64_t dst_size = tchi_cpu_size(ctx->dst->type);
     int64_t src_size = tchi_cpu_size(ctx->src->type);
     for (int64_t block = from; block < to; block += ROWS) {
@@ -130,25 +94,15 @@ static void copy_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-static bool is_empty(const tch_array *array)
-{
-    for (int32_t i = 0; i < array->rank; i++) {
-        if (array->shape[i] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Divides a single long row into equal parts, if its length allows, so that threads can share it. */
 static void cut_single_row(copy_ctx *ctx)
 {
-    axis *only = &ctx->axes[0];
+    tchi_axis *only = &ctx->axes[0];
     for (int64_t parts = 64; ctx->rank == 1 && parts >= 2; parts--) {
         if (only->size % parts == 0 && only->size / parts >= RUN) {
             int64_t length = only->size / parts;
-            ctx->axes[1] = (axis){length, only->dst, only->src};
-            *only = (axis){parts, only->dst * length, only->src * length};
+            ctx->axes[1] = (tchi_axis){length, only->dst, only->src};
+            *only = (tchi_axis){parts, only->dst * length, only->src * length};
             ctx->rank = 2;
             ctx->rows = parts;
         }
@@ -158,7 +112,7 @@ static void cut_single_row(copy_ctx *ctx)
 tch_status tchi_cpu_copy(void *state, const tch_array *dst, const tch_array *src)
 {
     copy_ctx ctx = {.dst = dst, .src = src};
-    if (is_empty(dst)) {
+    if (tchi_is_empty(dst)) {
         return TCH_OK;
     }
     merge_axes(&ctx);
@@ -177,7 +131,7 @@ typedef struct fill_ctx {
 static void fill_rows(void *argument, int64_t from, int64_t to)
 {
     const fill_ctx *ctx = argument;
-    const axis *inner = &ctx->copy.axes[ctx->copy.rank - 1];
+    const tchi_axis *inner = &ctx->copy.axes[ctx->copy.rank - 1];
     int64_t size = tchi_cpu_size(ctx->copy.dst->type);
     for (int64_t row = from; row < to; row++) {
         int64_t dst, src;
@@ -215,7 +169,7 @@ static void make_pattern(tch_scalar type, double value, char *pattern)
 tch_status tchi_cpu_fill(void *state, const tch_array *dst, double value)
 {
     fill_ctx ctx = {.copy = {.dst = dst}};
-    if (is_empty(dst)) {
+    if (tchi_is_empty(dst)) {
         return TCH_OK;
     }
     int64_t size = tchi_cpu_size(dst->type);

@@ -90,8 +90,8 @@ static void choose_blocks(thin_ctx *ctx, int64_t threads)
     ctx->block_cols = ctx->a->rows > ctx->product->one_pass ? tchi_min(c->cols, MOST_COLS) : c->cols;
     ctx->across = tchi_ceil_div(c->cols, ctx->block_cols);
     ctx->down = tchi_ceil_div(c->rows, TCHI_THIN_MOST_ROWS);
-    int64_t beside = c->batch * ctx->across;
-    while (beside * ctx->down % threads != 0 && beside * ctx->down < 4 * threads) {
+    int64_t blocks = c->batch * ctx->across;
+    while (blocks * ctx->down % threads != 0 && blocks * ctx->down < 4 * threads) {
         ctx->down++;
     }
     ctx->block_rows = tchi_round_up(tchi_ceil_div(c->rows, ctx->down), ctx->product->rows);

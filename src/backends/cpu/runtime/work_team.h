@@ -39,7 +39,7 @@ static inline void team_pause(void)
 }
 
 /* The next chunk of this round, from 0, unbounded: the caller knows their number. */
-static inline int64_t team_take(work_team *team)
+static inline int64_t team_next_chunk(work_team *team)
 {
     return atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
 }
@@ -84,7 +84,7 @@ static inline int team_gather(work_team *team)
     return 0;
 }
 
-static inline void team_meet(work_team *team)
+static inline void team_barrier(work_team *team)
 {
     if (team_gather(team)) {
         team_release(team);

@@ -100,23 +100,27 @@ static double row_dot_f32(int64_t n, const float *x, const float *y)
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-static void dots_row(const void *argument, int64_t b, int64_t i)
+static void dots_rows(void *argument, int64_t from, int64_t to)
 {
     const dots_ctx *j = argument;
-    const void *x = tchi_cpu_row(j->x, b, i), *y = tchi_cpu_row(j->y, b, i);
-    double sum = j->x->type == TCH_SCALAR_F64 ? row_dot_f64(j->x->cols, x, y) : row_dot_f32(j->x->cols, x, y);
-    if (j->exponent != 1.0) {
-        sum = sum > 0.0 ? pow(sum, j->exponent) : 0.0;
+    for (int64_t r = from; r < to; r++) {
+        int64_t b = r / j->x->rows, i = r % j->x->rows;
+        const void *x = tchi_cpu_row(j->x, b, i), *y = tchi_cpu_row(j->y, b, i);
+        double sum = j->x->type == TCH_SCALAR_F64 ? row_dot_f64(j->x->cols, x, y) : row_dot_f32(j->x->cols, x, y);
+        if (j->exponent != 1.0) {
+            sum = sum > 0.0 ? pow(sum, j->exponent) : 0.0;
+        }
+        char *w = tchi_cpu_row(j->w, b, 0);
+        tchi_convert(1, j->w->type, w + i * tchi_cpu_size(j->w->type), TCH_SCALAR_F64, &sum);
     }
-    char *w = tchi_cpu_row(j->w, b, 0);
-    tchi_convert(1, j->w->type, w + i * tchi_cpu_size(j->w->type), TCH_SCALAR_F64, &sum);
 }
 
 tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
                              const tch_matrices *w)
 {
     dots_ctx ctx = {x, y, w, exponent};
-    tchi_cpu_for_rows(state, x, 2.0, dots_row, &ctx);
+    double elements = (double)x->batch * (double)x->rows * (double)x->cols;
+    tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, dots_rows, &ctx);
     return TCH_OK;
 }
 
@@ -192,7 +196,7 @@ typedef struct order_ctx {
 } order_ctx;
 
 /* Whether element i precedes element j; ties are broken by index, so the order is unique. */
-static int stands_before(const tch_matrices *w, int64_t index, int32_t i, int32_t j)
+static int precedes(const tch_matrices *w, int64_t index, int32_t i, int32_t j)
 {
     double a = tchi_cpu_get(w, index, 0, i);
     double b = tchi_cpu_get(w, index, 0, j);
@@ -211,10 +215,10 @@ static void sink_in_heap(const tch_matrices *w, int64_t index, int32_t *order, i
         if (child >= count) {
             break;
         }
-        if (child + 1 < count && stands_before(w, index, order[child], order[child + 1])) {
+        if (child + 1 < count && precedes(w, index, order[child], order[child + 1])) {
             child++;
         }
-        if (stands_before(w, index, order[child], moving)) {
+        if (precedes(w, index, order[child], moving)) {
             break;
         }
         order[root] = order[child];

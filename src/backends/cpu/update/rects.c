@@ -65,7 +65,7 @@ static int64_t chunk_cost(const cut *c)
     return chunks == 0 ? 0 : tchi_ceil_div(c->rows * c->cols, chunks) + CHUNK_COST;
 }
 
-static void do_chunk(const walk *w, const tch_rect *rect, const cut *c, int64_t index, int64_t number)
+static void process_chunk(const walk *w, const tch_rect *rect, const cut *c, int64_t index, int64_t number)
 {
     int64_t row = index / c->across * c->high;
     int64_t col = index % c->across * c->wide;
@@ -88,7 +88,7 @@ static void walk_range(void *argument, int64_t from, int64_t to)
         int64_t first = chunks > 0 && at < from ? tchi_min(tchi_ceil_div(from - at, cost), chunks) : 0;
         int64_t last = chunks > 0 ? tchi_min(tchi_ceil_div(to - at, cost), chunks) : 0;
         for (int64_t i = first; i < last; i++) {
-            do_chunk(w, rect, &c, i, number + i);
+            process_chunk(w, rect, &c, i, number + i);
         }
         at += chunks * cost;
         number += chunks;
@@ -145,7 +145,7 @@ bool tchi_cpu_run_next(tchi_cpu_run *run)
 /* --- parameters ------------------------------------------------------------------------------------------------- */
 
 /* The authoritative copy of the parameter, and its type. */
-static char *truth_of(const tchi_cpu_run *run, tch_scalar *type)
+static char *authoritative_copy(const tchi_cpu_run *run, tch_scalar *type)
 {
     bool mastered = run->rect->master != NULL;
     *type = mastered ? TCH_SCALAR_F32 : run->update->param_type;
@@ -155,11 +155,11 @@ static char *truth_of(const tchi_cpu_run *run, tch_scalar *type)
 void *tchi_cpu_run_param(tchi_cpu_run *run)
 {
     tch_scalar type;
-    char *truth = truth_of(run, &type);
+    char *copy = authoritative_copy(run, &type);
     if (type == run->update->real) {
-        return truth;
+        return copy;
     }
-    tchi_convert(run->n, run->update->real, run->param, type, truth);
+    tchi_convert(run->n, run->update->real, run->param, type, copy);
     return run->param;
 }
 
@@ -175,14 +175,14 @@ void tchi_cpu_run_store_param(tchi_cpu_run *run, const void *p)
 {
     const tch_update *u = run->update;
     tch_scalar type;
-    char *truth = truth_of(run, &type);
+    char *copy = authoritative_copy(run, &type);
     if (u->stochastic && type == TCH_SCALAR_BF16 && u->real == TCH_SCALAR_F32) {
-        round_at_random(run, p, (uint16_t *)truth);
+        round_at_random(run, p, (uint16_t *)copy);
     } else if (type != u->real) {
-        tchi_convert(run->n, type, truth, u->real, p);
+        tchi_convert(run->n, type, copy, u->real, p);
     }
     if (run->rect->master != NULL) {
-        tchi_convert(run->n, u->param_type, at_element(run->rect->param, u->param_type, run->at), type, truth);
+        tchi_convert(run->n, u->param_type, at_element(run->rect->param, u->param_type, run->at), type, copy);
     }
 }
 

@@ -72,7 +72,7 @@ static double moment_at(const tch_update *u, const tch_rect *rect, int64_t row)
 }
 
 /* Updates v, rounded as stored; returns the row's share of the squared norm of the direction. */
-static double take_row(const tch_update *u, const tch_rect *rect, int64_t row, double sum)
+static double update_moment(const tch_update *u, const tch_rect *rect, int64_t row, double sum)
 {
     double beta2 = u->hyper->beta2;
     double v = beta2 * moment_at(u, rect, row) + (1.0 - beta2) * sum / (double)row_length(rect);
@@ -85,7 +85,7 @@ static double take_row(const tch_update *u, const tch_rect *rect, int64_t row, d
 }
 
 /* Rows [from, to) of a rectangle, whose parts begin at `parts`. */
-static void take_rows(const tch_update *u, const tch_rect *rect, int64_t from, int64_t to, double *parts)
+static void update_moments(const tch_update *u, const tch_rect *rect, int64_t from, int64_t to, double *parts)
 {
     double sums[TCHI_CPU_RUN];
     bool follow = (rect->by_column != 0) == (rect->transposed != 0); /* elements of a row follow each other */
@@ -97,7 +97,7 @@ static void take_rows(const tch_update *u, const tch_rect *rect, int64_t from, i
             sum_columns(u, rect, row, n, sums);
         }
         for (int64_t k = 0; k < n; k++) {
-            parts[row + k] = take_row(u, rect, row + k, sums[k]);
+            parts[row + k] = update_moment(u, rect, row + k, sums[k]);
         }
         row += n;
     }
@@ -114,7 +114,7 @@ static void moments_range(void *argument, int64_t from, int64_t to)
         int64_t first = from > at ? from - at : 0;
         int64_t last = tchi_min(to - at, rows);
         if (first < last) {
-            take_rows(ctx->update, rect, first, last, ctx->parts + at);
+            update_moments(ctx->update, rect, first, last, ctx->parts + at);
         }
         at += rows;
     }

@@ -103,7 +103,7 @@ static unsigned long hash_text(unsigned long hash, const char *text)
 }
 
 /* An image also depends on the prelude and on LIBRARY_PATH, which NVIDIA's container images set. */
-static unsigned long hash_surroundings(void)
+static unsigned long hash_dependencies(void)
 {
     const char *libraries = getenv("LIBRARY_PATH");
     unsigned long hash = hash_text(0, libraries != NULL ? libraries : "");
@@ -114,7 +114,7 @@ static unsigned long hash_surroundings(void)
 }
 
 /* Variables that make a compiler read other headers, parts of itself or options. */
-static int environment_counts(void)
+static int environment_matters(void)
 {
     static const char *const names[] = {"CPATH", "CPLUS_INCLUDE_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX",
                                         "CCC_OVERRIDE_OPTIONS"};
@@ -137,8 +137,8 @@ tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size)
     }
     describe_processor(processor, sizeof processor);
     snprintf(text, size, "%s %.300s %lld %lld.%09ld around %lx", processor, real, (long long)about.st_size,
-             (long long)about.st_mtim.tv_sec, about.st_mtim.tv_nsec, hash_surroundings());
-    if (environment_counts()) {
+             (long long)about.st_mtim.tv_sec, about.st_mtim.tv_nsec, hash_dependencies());
+    if (environment_matters()) {
         text[0] = '\0';
     }
     return TCH_OK;

@@ -217,7 +217,7 @@ static void run_thread(tchi_fibers *f)
 
 /* --- what a kernel calls ---------------------------------------------------------------------------------------- */
 
-static uint64_t wait_here(void *runner, const tchi_cpu_wait *wait)
+static uint64_t wait_on_fiber(void *runner, const tchi_cpu_wait *wait)
 {
     tchi_fibers *f = runner;
     fiber *self = &f->list[f->current];
@@ -227,7 +227,7 @@ static uint64_t wait_here(void *runner, const tchi_cpu_wait *wait)
     return self->answer;
 }
 
-static void fail_here(void *runner, const char *message)
+static void fail_on_fiber(void *runner, const char *message)
 {
     tchi_fibers *f = runner;
     f->failed = 1;
@@ -264,7 +264,7 @@ static int release_block(tchi_fibers *f)
 static uint32_t gather_lanes(const fiber *warp, int lanes, int first)
 {
     const tchi_cpu_wait *awaited = &warp[first].wait;
-    uint32_t come = 0;
+    uint32_t arrived = 0;
     for (int lane = 0; lane < lanes; lane++) {
         if (!(awaited->mask >> lane & 1) || warp[lane].state == DONE) {
             continue;
@@ -273,24 +273,24 @@ static uint32_t gather_lanes(const fiber *warp, int lanes, int first)
             warp[lane].wait.mask != awaited->mask) {
             return 0;
         }
-        come |= (uint32_t)1 << lane;
+        arrived |= (uint32_t)1 << lane;
     }
-    return come;
+    return arrived;
 }
 
 /* Shuffling from an absent lane returns the caller's own value. */
-static void answer_lanes(fiber *warp, uint32_t come)
+static void answer_lanes(fiber *warp, uint32_t arrived)
 {
     uint64_t votes = 0;
     for (int lane = 0; lane < LANES; lane++) {
-        if (come >> lane & 1 && warp[lane].wait.kind == TCHI_WAIT_BALLOT && warp[lane].wait.value) {
+        if (arrived >> lane & 1 && warp[lane].wait.kind == TCHI_WAIT_BALLOT && warp[lane].wait.value) {
             votes |= (uint64_t)1 << lane;
         }
     }
     for (int lane = 0; lane < LANES; lane++) {
-        if (come >> lane & 1) {
+        if (arrived >> lane & 1) {
             const tchi_cpu_wait *wait = &warp[lane].wait;
-            int there = wait->source < LANES && (come >> wait->source & 1);
+            int there = wait->source < LANES && (arrived >> wait->source & 1);
             warp[lane].answer = wait->kind == TCHI_WAIT_BALLOT ? votes
                                 : there                        ? warp[wait->source].wait.value
                                                                : wait->value;
@@ -304,10 +304,10 @@ static int release_warp(fiber *warp, int lanes)
     int released = 0;
     for (int lane = 0; lane < lanes; lane++) {
         if (warp[lane].state == WAITING && warp[lane].wait.kind != TCHI_WAIT_BLOCK) {
-            uint32_t come = gather_lanes(warp, lanes, lane);
+            uint32_t arrived = gather_lanes(warp, lanes, lane);
             /* A lane must be in its own mask, or it would never resume. */
-            if (come >> lane & 1) {
-                answer_lanes(warp, come);
+            if (arrived >> lane & 1) {
+                answer_lanes(warp, arrived);
                 released = 1;
             }
         }
@@ -337,7 +337,7 @@ static void resume_all(tchi_fibers *f)
     }
 }
 
-static void say_deadlock(tchi_fibers *f, int64_t block)
+static void report_deadlock(tchi_fibers *f, int64_t block)
 {
     int number = 0;
     while (f->list[number].state != WAITING) {
@@ -371,7 +371,7 @@ static void run_block(tchi_fibers *f, int64_t block)
     while (f->alive > 0 && !f->failed) {
         resume_all(f);
         if (f->alive > 0 && !f->failed && !release_waiting(f)) {
-            say_deadlock(f, block);
+            report_deadlock(f, block);
         }
     }
 }
@@ -381,8 +381,8 @@ const char *tchi_fibers_run(tchi_fibers *f, const tchi_cpu_kernel_entry *entry, 
 {
     f->launch = *launch;
     f->launch.runner = f;
-    f->launch.wait = wait_here;
-    f->launch.fail = fail_here;
+    f->launch.wait = wait_on_fiber;
+    f->launch.fail = fail_on_fiber;
     f->entry = entry;
     f->count = (int)(launch->block[0] * launch->block[1] * launch->block[2]);
     f->failed = 0;
@@ -400,6 +400,13 @@ const char *tchi_fibers_run(tchi_fibers *f, const tchi_cpu_kernel_entry *entry, 
 static size_t whole_pages(size_t bytes, size_t page)
 {
     return (bytes + page - 1) / page * page;
+}
+
+/* Pages are 4 KiB, 16 or 64 on some ARM kernels; only whole pages can be protected. */
+static stack_layout lay_out_stack(size_t page, size_t stack_bytes)
+{
+    size_t guard = whole_pages(GUARD_BYTES, page);
+    return (stack_layout){guard, guard + whole_pages(stack_bytes, page)};
 }
 
 static char *map_memory(size_t bytes)
@@ -422,12 +429,10 @@ static int set_guards(char *stacks, int count, const stack_layout *layout)
     return 0;
 }
 
-/* Untouched pages cost only address space. Pages are 4 KiB, 16 or 64 on some ARM kernels; only whole pages can be
- * protected. */
-static int map_stacks(tchi_fibers *f, int count, size_t stack_bytes)
+/* Untouched pages cost only address space. */
+static int map_stacks(tchi_fibers *f, size_t page, int count, size_t stack_bytes)
 {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), guard = whole_pages(GUARD_BYTES, page);
-    stack_layout layout = {guard, guard + whole_pages(stack_bytes, page)};
+    stack_layout layout = lay_out_stack(page, stack_bytes);
     size_t bytes = (size_t)count * layout.stride;
     char *stacks = map_memory(bytes);
     if (stacks == NULL) {
@@ -470,10 +475,12 @@ int tchi_fibers_reserve(tchi_fibers *f, int threads, size_t stack_bytes)
     if (tchi_fibers_fit(f, threads, stack_bytes)) {
         return 0;
     }
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
     int most_threads = threads > f->room ? threads : f->room;
     size_t most_bytes = stack_bytes > f->stack_bytes ? stack_bytes : f->stack_bytes;
     unmap_stacks(f);
-    return map_stacks(f, most_threads, most_bytes) != 0 && map_stacks(f, threads, stack_bytes) != 0 ? -1 : 0;
+    int failed = map_stacks(f, page, most_threads, most_bytes) != 0 && map_stacks(f, page, threads, stack_bytes) != 0;
+    return failed ? -1 : 0;
 }
 
 static int guards_are_mappings(void)

@@ -68,7 +68,7 @@ static inline int tchi_cuda_spread_blocks(const tchi_cuda_state *state, int64_t 
 }
 
 /* Cost of a cluster barrier, in bytes read meanwhile. */
-#define TCHI_CUDA_MEETING_BYTES (13LL << 20)
+#define TCHI_CUDA_BARRIER_BYTES (13LL << 20)
 
 /* Resident rows of a block that has a multiprocessor to itself. */
 static inline int64_t tchi_cuda_spread_kept(const tchi_cuda_state *state, const tchi_cuda_spread_need *need,
@@ -86,13 +86,13 @@ static inline int64_t tchi_cuda_spread_cost(const tchi_cuda_state *state, const 
     int64_t together = state->device.processors / blocks;
     int64_t rounds = tchi_cuda_ceil_div(need->batch, together);
     int64_t read = (slice - tchi_cuda_spread_kept(state, need, slice)) * blocks * need->n * need->size;
-    return rounds * TCHI_CUDA_MEETING_BYTES + need->batch * read;
+    return rounds * TCHI_CUDA_BARRIER_BYTES + need->batch * read;
 }
 
 /* Clusters in several rounds may keep more rows of large matrices resident than small ones that all run at once: up to
  * clusters of 8, two of which fit on every GPU. */
-static inline int tchi_cuda_spread_turns(const tchi_cuda_state *state, const tchi_cuda_spread_need *need, int blocks,
-                                         int most)
+static inline int tchi_cuda_spread_rounds(const tchi_cuda_state *state, const tchi_cuda_spread_need *need, int blocks,
+                                          int most)
 {
     int best = blocks;
     for (int more = 2 * blocks; need->n * need->size * need->n >= 1 << 20 && more <= most && more <= 8; more *= 2) {
@@ -110,7 +110,7 @@ static inline tchi_cuda_spread tchi_cuda_spread_of(const tchi_cuda_state *state,
 {
     int64_t n = need->n;
     int at_once = tchi_cuda_spread_blocks(state, n * n * need->size, need->batch, most);
-    int blocks = need->keeps_rows ? tchi_cuda_spread_turns(state, need, at_once, most) : at_once;
+    int blocks = need->keeps_rows ? tchi_cuda_spread_rounds(state, need, at_once, most) : at_once;
     int64_t slice = tchi_cuda_ceil_div(n, blocks);
     int crowded = blocks == at_once && need->batch * blocks > state->device.processors;
     int64_t threads = tchi_cuda_ceil_div(slice * (crowded ? 2 : 4), 32) * 32;
@@ -337,7 +337,7 @@ static __device__ inline void tchi_cuda_multiply(const tchi_cuda_rows &m, int n,
     }
 }
 
-static __device__ inline void tchi_cuda_meet(int blocks)
+static __device__ inline void tchi_cuda_sync_blocks(int blocks)
 {
     if (blocks > 1) {
         __syncwarp(); /* the instruction wants whole warps, and lanes may come from storing */

@@ -9,22 +9,15 @@
  *         }
  *     }
  * */
+#include "backends/axes.h"
 #include "backends/cuda/device/elements.cuh"
-
-#include <stdlib.h>
-
-#include <torchium/tensor.h>
 
 #define THREADS 256
 #define TILE 32
 
-typedef struct axis {
-    int64_t size, dst, src; /* strides in elements, then in larger units, and for kernels in bytes */
-} axis;
-
 /* Threads run along the last axis; in a transposed copy the one before it is the source's contiguous axis. */
 typedef struct copy_params {
-    axis axes[TCH_MAX_RANK];
+    tchi_axis axes[TCH_MAX_RANK];
     int32_t rank;
     tch_scalar dst_type, src_type;
     char *dst;
@@ -34,60 +27,10 @@ typedef struct copy_params {
 
 /* --- on the host: the shape of a copy ---------------------------------------------------------------------------- */
 
-static int by_dst_stride(const void *a, const void *b)
-{
-    int64_t x = llabs(((const axis *)a)->dst);
-    int64_t y = llabs(((const axis *)b)->dst);
-    return (x < y) - (x > y);
-}
-
-/* Drops sizes of 1, sorts by dst's strides and merges adjacent dimensions that are contiguous on both sides. */
-static void simplify(copy_params *params, const tch_array *dst, const int64_t *src_strides)
-{
-    axis kept[TCH_MAX_RANK];
-    int32_t count = 0;
-    for (int32_t i = 0; i < dst->rank; i++) {
-        if (dst->shape[i] != 1) {
-            kept[count++] = {dst->shape[i], dst->strides[i], src_strides[i]};
-        }
-    }
-    qsort(kept, (size_t)count, sizeof *kept, by_dst_stride);
-    params->rank = 0;
-    for (int32_t i = 0; i < count; i++) {
-        axis *last = params->rank > 0 ? &params->axes[params->rank - 1] : NULL;
-        if (last != NULL && last->dst == kept[i].dst * kept[i].size && last->src == kept[i].src * kept[i].size) {
-            *last = {last->size * kept[i].size, kept[i].dst, kept[i].src};
-        } else {
-            params->axes[params->rank++] = kept[i];
-        }
-    }
-    if (params->rank == 0) {
-        params->axes[params->rank++] = {1, 1, 1};
-    }
-}
-
-static void count_rows(copy_params *params, int32_t inner)
-{
-    params->rows = 1;
-    for (int32_t i = 0; i < params->rank - inner; i++) {
-        params->rows *= params->axes[i].size;
-    }
-}
-
-static bool is_empty(const tch_array *array)
-{
-    for (int32_t i = 0; i < array->rank; i++) {
-        if (array->shape[i] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Whether two neighboring units of `bytes` can be moved as one. */
 static bool can_pair(const copy_params *params, int64_t bytes)
 {
-    const axis *inner = &params->axes[params->rank - 1];
+    const tchi_axis *inner = &params->axes[params->rank - 1];
     bool fits = inner->dst == 1 && inner->src == 1 && inner->size % 2 == 0 &&
                 ((uintptr_t)params->dst | (uintptr_t)params->src) % (uintptr_t)(2 * bytes) == 0;
     for (int32_t i = 0; fits && i < params->rank - 1; i++) {
@@ -114,13 +57,13 @@ static int64_t widen(copy_params *params)
 /* Moves the source's contiguous axis next to the last one if both are long enough for tiles. */
 static bool transpose_dimensions(copy_params *params)
 {
-    const axis *inner = &params->axes[params->rank - 1];
+    const tchi_axis *inner = &params->axes[params->rank - 1];
     if (inner->src == 1 || inner->src == 0 || inner->size < TILE / 4) {
         return false;
     }
     for (int32_t i = 0; i < params->rank - 1; i++) {
         if (params->axes[i].src == 1 && params->axes[i].size >= TILE / 4) {
-            axis found = params->axes[i];
+            tchi_axis found = params->axes[i];
             params->axes[i] = params->axes[params->rank - 2];
             params->axes[params->rank - 2] = found;
             return true;
@@ -252,7 +195,7 @@ template <typename value> static __host__ __device__ constexpr int items_of()
 template <typename value> static __global__ void __launch_bounds__(THREADS) copy_rows_kernel(copy_params params)
 {
     const int items = items_of<value>();
-    axis inner = params.axes[params.rank - 1];
+    tchi_axis inner = params.axes[params.rank - 1];
     int64_t width = blockDim.x;
     int64_t first = blockIdx.x * width * items + threadIdx.x;
     for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < params.rows;
@@ -287,7 +230,7 @@ static dim3 rows_grid(dim3 block, int64_t size, int64_t rows, int items)
 
 template <typename value> static tch_status launch_rows(void *state, copy_params *params)
 {
-    count_rows(params, 1);
+    params->rows = tchi_count_rows(params->axes, params->rank - 1);
     int64_t size = params->axes[params->rank - 1].size;
     dim3 block = tchi_cuda_block_for(size, params->rows, THREADS);
     dim3 grid = rows_grid(block, size, params->rows, items_of<value>());
@@ -304,8 +247,8 @@ template <typename value>
 static __global__ void __launch_bounds__(THREADS, 4) copy_transposed_kernel(copy_params params)
 {
     __shared__ value tile[TILE][TILE + 1];
-    axis along = params.axes[params.rank - 2];
-    axis inner = params.axes[params.rank - 1];
+    tchi_axis along = params.axes[params.rank - 2];
+    tchi_axis inner = params.axes[params.rank - 1];
     int64_t across = tchi_cuda_ceil_div(inner.size, TILE);
     int64_t t0 = (int64_t)blockIdx.x / across * TILE;
     int64_t i0 = (int64_t)blockIdx.x % across * TILE;
@@ -336,7 +279,7 @@ static __global__ void __launch_bounds__(THREADS, 4) copy_transposed_kernel(copy
 
 template <typename value> static tch_status launch_transposed(void *state, copy_params *params)
 {
-    count_rows(params, 2);
+    params->rows = tchi_count_rows(params->axes, params->rank - 2);
     int64_t tiles = tchi_cuda_ceil_div(params->axes[params->rank - 2].size, TILE) *
                     tchi_cuda_ceil_div(params->axes[params->rank - 1].size, TILE);
     dim3 grid((unsigned)tiles, tchi_cuda_grid_yz(params->rows));
@@ -371,10 +314,10 @@ static bool is_integer(const tch_array *array)
 tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *src)
 {
     copy_params params = {};
-    if (is_empty(dst)) {
+    if (tchi_is_empty(dst)) {
         return TCH_OK;
     }
-    simplify(&params, dst, src->strides);
+    params.rank = tchi_merge_axes(dst, src->strides, params.axes);
     params.dst = (char *)dst->data;
     params.src = (const char *)src->data;
     params.dst_type = dst->type;
@@ -395,7 +338,7 @@ tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *sr
 template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_kernel(copy_params params, double v)
 {
     const int items = items_of<bits>();
-    axis inner = params.axes[params.rank - 1];
+    tchi_axis inner = params.axes[params.rank - 1];
     int64_t width = blockDim.x;
     int64_t first = blockIdx.x * width * items + threadIdx.x;
     bits pattern;
@@ -415,11 +358,11 @@ template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_
 tch_status tchi_cuda_fill(void *state, const tch_array *dst, double value)
 {
     copy_params params = {};
-    if (is_empty(dst)) {
+    if (tchi_is_empty(dst)) {
         return TCH_OK;
     }
-    simplify(&params, dst, dst->strides);
-    count_rows(&params, 1);
+    params.rank = tchi_merge_axes(dst, dst->strides, params.axes);
+    params.rows = tchi_count_rows(params.axes, params.rank - 1);
     params.dst = (char *)dst->data;
     params.dst_type = params.src_type = dst->type;
     int64_t size = params.axes[params.rank - 1].size;

@@ -38,7 +38,7 @@ template <typename real> struct tally {
     unsigned nonfinite;
 };
 
-template <typename real> static __device__ inline void look_at(tally<real> &seen, real value)
+template <typename real> static __device__ inline void tally_value(tally<real> &seen, real value)
 {
     real size = value < 0 ? -value : value;
     seen.largest = size > seen.largest ? size : seen.largest;
@@ -109,7 +109,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
     for (int64_t b = blockIdx.z; b < e.batch; b += gridDim.z) {
         tally<real> seen = {};
-        visit_elements<real>(e, x, b, [&](real value) { look_at(seen, value); });
+        visit_elements<real>(e, x, b, [&](real value) { tally_value(seen, value); });
         report(seen, entry_or_null(max_abs, b), entry_or_null(nonfinite, b), (double *)NULL);
     }
 }
@@ -192,11 +192,11 @@ static __device__ inline tchi_cuda_vec4<real> load_four(const tchi_cuda_operand 
     return tchi_cuda_load_from<real>(x, from, i < n && j < n ? (int)(n - j < 4 ? n - j : 4) : 0);
 }
 
-template <typename real> static __device__ inline void look_at_four(tally<real> &seen, const tchi_cuda_vec4<real> &four)
+template <typename real> static __device__ inline void tally_four(tally<real> &seen, const tchi_cuda_vec4<real> &four)
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        look_at(seen, four.v[e]);
+        tally_value(seen, four.v[e]);
     }
 }
 
@@ -221,9 +221,9 @@ static __device__ inline void inspect_pair(tally<real> &seen, const tchi_cuda_op
         for (int e = 0; e < 4; e++) {
             image[row + k * step][col + e] = there[k].v[e];
         }
-        look_at_four(seen, here[k]);
+        tally_four(seen, here[k]);
         if (tile.row != tile.col) {
-            look_at_four(seen, there[k]);
+            tally_four(seen, there[k]);
         }
     }
     __syncthreads();

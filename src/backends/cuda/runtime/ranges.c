@@ -13,7 +13,7 @@ static void create_domain(void)
 }
 
 /* NVTX creates no domain without a profiler. */
-bool tchi_cuda_ranges_heard(void)
+bool tchi_cuda_profiler_attached(void)
 {
     pthread_once(&once, create_domain);
     return domain != NULL;

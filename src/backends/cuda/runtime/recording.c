@@ -25,7 +25,7 @@ void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder)
 {
     const char *variable = "TORCHIUM_CUDA_RECORD";
     recorder->enabled = !is_set(variable, "0") && !is_set("TORCHIUM_DEBUG_SYNC", "1");
-    recorder->phases = is_set(variable, "phases") || (!is_set(variable, "whole") && tchi_cuda_ranges_heard());
+    recorder->phases = is_set(variable, "phases") || (!is_set(variable, "whole") && tchi_cuda_profiler_attached());
 }
 
 /* --- what is kept ------------------------------------------------------------------------------------------------ */

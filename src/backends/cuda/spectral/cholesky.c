@@ -31,31 +31,17 @@ static int64_t strip_at(int64_t first, int64_t n)
     return n - first < STRIP ? n - first : STRIP;
 }
 
-/* C = B X' for lower triangular X. */
-static tch_status multiply_transposed(tchi_cuda_state *state, const tch_matrices *b, const tch_matrices *x,
-                                      const tch_matrices *c)
-{
-    for (int64_t first = 0; first < x->rows; first += STRIP) {
-        int64_t width = strip_at(first, x->rows);
-        tch_matrices left = block(b, 0, 0, b->rows, first + width);
-        tch_matrices strip = block(x, first, 0, width, first + width);
-        tch_matrices out = block(c, 0, first, c->rows, width);
-        TCHI_TRY(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 1, 0.0, 0, &out));
-    }
-    return TCH_OK;
-}
-
-/* C = B X for lower triangular X. */
-static tch_status multiply_right(tchi_cuda_state *state, const tch_matrices *b, const tch_matrices *x,
+/* C = B X, or B X' if `transposed`, for lower triangular X. */
+static tch_status multiply_right(tchi_cuda_state *state, const tch_matrices *b, const tch_matrices *x, int transposed,
                                  const tch_matrices *c)
 {
     int64_t n = x->rows;
     for (int64_t first = 0; first < n; first += STRIP) {
-        int64_t width = strip_at(first, n);
-        tch_matrices left = block(b, 0, first, b->rows, n - first);
-        tch_matrices strip = block(x, first, first, n - first, width);
+        int64_t width = strip_at(first, n), from = transposed ? 0 : first, to = transposed ? first + width : n;
+        tch_matrices left = block(b, 0, from, b->rows, to - from);
+        tch_matrices strip = transposed ? block(x, first, 0, width, to) : block(x, first, first, n - first, width);
         tch_matrices out = block(c, 0, first, c->rows, width);
-        TCHI_TRY(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 0, 0.0, 0, &out));
+        TCHI_TRY(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, transposed, 0.0, 0, &out));
     }
     return TCH_OK;
 }
@@ -104,9 +90,9 @@ static tch_status invert(tchi_cuda_state *state, const tch_matrices *a, const tc
     tch_matrices x22 = block(x, upper, upper, lower, lower);
     tch_matrices l21 = {scratch, a->type, lower, upper, upper, a->batch, lower * upper};
     TCHI_TRY(invert(state, &a11, &x11, flags, scratch));
-    TCHI_TRY(multiply_transposed(state, &a21, &x11, &l21));
+    TCHI_TRY(multiply_right(state, &a21, &x11, 1, &l21));
     TCHI_TRY(subtract_gram(state, &l21, &a22));
-    TCHI_TRY(multiply_right(state, &l21, &x11, &a21));
+    TCHI_TRY(multiply_right(state, &l21, &x11, 0, &a21));
     TCHI_TRY(invert(state, &a22, &x22, flags, scratch));
     return multiply_left(state, &x22, &a21, &x21);
 }

@@ -186,7 +186,7 @@ static __device__ void multiply_by_matrix(const lanczos_block<real> &k, double b
         int i = k.first + row;
         to[i] = sum - beta * k.w[i];
     });
-    tchi_cuda_meet(k.blocks);
+    tchi_cuda_sync_blocks(k.blocks);
     if (k.blocks > 1) {
         for (int i = threadIdx.x; i < k.n; i += blockDim.x) {
             k.w[i] = __ldcg(to + i);
@@ -272,7 +272,7 @@ template <typename T, typename real> static __device__ double estimate(lanczos_b
         return value;
     }
     k.unit = fabs(value) < 1.0 ? range_of<real>::small : range_of<real>::large;
-    tchi_cuda_meet(k.blocks);
+    tchi_cuda_sync_blocks(k.blocks);
     return iterate<T>(k, threshold) / k.unit;
 }
 

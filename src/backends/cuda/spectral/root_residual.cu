@@ -235,9 +235,9 @@ static __device__ double unit_of(const residual_parameters &p, int64_t b)
     return scalbn(1.0, -min(max(exponent, -1000), 1000));
 }
 
-/* Adds this thread's squares over the block's rows and one group of probes. `meetings` counts the barriers of the
+/* Adds this thread's squares over the block's rows and one group of probes. `barriers` counts the barriers of the
  * launch: a buffer in `published` is overwritten only two barriers later, when all have read it. */
-static __device__ void probe_chain(const residual_parameters &p, const residual_block &k, int group, int *meetings,
+static __device__ void probe_chain(const residual_parameters &p, const residual_block &k, int group, int *barriers,
                                    residual_sums *sums)
 {
     const double *signs = p.signs + (int64_t)group * PROBES * p.n;
@@ -247,7 +247,7 @@ static __device__ void probe_chain(const residual_parameters &p, const residual_
     for (int step = 0; step <= last; step++) {
         bool with_a = step == p.root - p.root / 2;
         double shift = with_a && p.shift != NULL ? p.shift[k.b] : 0.0;
-        double *to = k.published + (int64_t)(*meetings % 2) * PROBES * p.n;
+        double *to = k.published + (int64_t)(*barriers % 2) * PROBES * p.n;
         tch_scalar type = with_a ? p.a.type : p.x.type;
         multiply_by_probes(type, with_a, rows_of(p, k, with_a), p.n, k, [&](int row, int probe, double sum) {
             int i = k.first + row;
@@ -264,8 +264,8 @@ static __device__ void probe_chain(const residual_parameters &p, const residual_
         if (step == last) {
             break;
         }
-        tchi_cuda_meet(p.spread.blocks);
-        *meetings += 1;
+        tchi_cuda_sync_blocks(p.spread.blocks);
+        *barriers += 1;
         fetch_probes(k, p.n, to, 1.0);
         __syncthreads();
     }
@@ -318,12 +318,12 @@ static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_para
     k.y = (double *)(p.spread.vectors_shared ? memory : p.vectors + blockIdx.x * p.spread.vector_bytes);
     k.published = p.published + k.b * 2 * PROBES * p.n;
     residual_sums sums = {};
-    int meetings = 0;
+    int barriers = 0;
     for (int group = 0; group < p.groups; group++) {
-        probe_chain(p, k, group, &meetings, &sums);
+        probe_chain(p, k, group, &barriers, &sums);
     }
     publish_sums(p, sums, shared);
-    tchi_cuda_meet(blocks);
+    tchi_cuda_sync_blocks(blocks);
     if (k.rank == 0 && threadIdx.x == 0) {
         write_results(p, k.b);
     }

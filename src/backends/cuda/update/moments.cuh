@@ -152,12 +152,12 @@ tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cud
             tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_1, second);
         }
     } else {
-        tchi_cuda_dice dice = tchi_cuda_dice_of(ctx.list, ctx.rect);
-        dice.parameter += 0x80000000u;
+        tchi_cuda_random_key key = tchi_cuda_random_key_of(ctx.list, ctx.rect);
+        key.parameter += 0x80000000u;
 #pragma unroll
         for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
             tchi_cuda_place place = tchi_cuda_chunk_place(ctx, TCHI_CUDA_STATE_0, s);
-            uint4 words = tchi_cuda_random_words(dice, (uint64_t)(ctx.rect.first + place.offset));
+            uint4 words = tchi_cuda_random_words(key, (uint64_t)(ctx.rect.first + place.offset));
             const uint32_t random[4] = {words.x, words.y, words.z, words.w};
             if constexpr (kept == TCH_MOMENTS_CODES) {
                 uint32_t squares = 0;

@@ -50,7 +50,7 @@ static __device__ inline tchi_cuda_vec4<real> load_four(const row_matrices &list
 
 /* Updates v by a row. */
 template <typename real>
-static __device__ inline void take_row(const row_matrices &list, const row_matrix &m, int64_t row, double sum)
+static __device__ inline void update_moment(const row_matrices &list, const row_matrix &m, int64_t row, double sum)
 {
     double beta2 = list.hyper->beta2;
     real *v = (real *)m.moments + row;
@@ -78,7 +78,7 @@ static __device__ inline void add_rows(const row_matrices &list, const row_matri
     }
     sum = tchi_cuda_warp_sum(sum);
     if (lane == 0) {
-        take_row<real>(list, m, row, sum);
+        update_moment<real>(list, m, row, sum);
     }
 }
 
@@ -112,7 +112,7 @@ static __device__ inline void add_columns(const row_matrices &list, const row_ma
         for (int w = 0; w < WARPS; w++) {
             total += shared[w][column];
         }
-        take_row<real>(list, m, first + column, total);
+        update_moment<real>(list, m, first + column, total);
     }
 }
 

@@ -328,30 +328,31 @@ static __device__ inline uint4 tchi_cuda_philox(uint4 counter, uint32_t key0, ui
 }
 
 /* Inputs of a rectangle's random bits besides the element. */
-typedef struct tchi_cuda_dice {
+typedef struct tchi_cuda_random_key {
     uint32_t parameter, step, key0, key1;
-} tchi_cuda_dice;
+} tchi_cuda_random_key;
 
-static __device__ inline tchi_cuda_dice tchi_cuda_dice_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
+static __device__ inline tchi_cuda_random_key tchi_cuda_random_key_of(const tchi_cuda_rects &list,
+                                                                      const tchi_cuda_rect &rect)
 {
     return {(uint32_t)rect.parameter, (uint32_t)rect.clock->step, (uint32_t)list.seed, (uint32_t)(list.seed >> 32)};
 }
 
-static __device__ inline uint4 tchi_cuda_roll(const tchi_cuda_dice &dice, uint64_t number)
+static __device__ inline uint4 tchi_cuda_random_words_at(const tchi_cuda_random_key &key, uint64_t number)
 {
-    uint4 counter = make_uint4((uint32_t)number, (uint32_t)(number >> 32), dice.parameter, dice.step);
-    return tchi_cuda_philox(counter, dice.key0, dice.key1);
+    uint4 counter = make_uint4((uint32_t)number, (uint32_t)(number >> 32), key.parameter, key.step);
+    return tchi_cuda_philox(counter, key.key0, key.key1);
 }
 
 /* Random words of elements e to e + 3. If e is not a multiple of four they come from two Philox counters, shifted by e
  * % 4 in two steps, so that they stay in registers. */
-static __device__ inline uint4 tchi_cuda_random_words(const tchi_cuda_dice &dice, uint64_t e)
+static __device__ inline uint4 tchi_cuda_random_words(const tchi_cuda_random_key &key, uint64_t e)
 {
-    uint4 a = tchi_cuda_roll(dice, e / 4);
+    uint4 a = tchi_cuda_random_words_at(key, e / 4);
     if (e % 4 == 0) {
         return a;
     }
-    uint4 b = tchi_cuda_roll(dice, e / 4 + 1);
+    uint4 b = tchi_cuda_random_words_at(key, e / 4 + 1);
     if (e & 1) {
         a = make_uint4(a.y, a.z, a.w, b.x);
         b = make_uint4(b.y, b.z, b.w, 0);
@@ -368,10 +369,10 @@ static __device__ inline uint32_t tchi_cuda_round_randomly(float value, uint32_t
 
 template <typename real>
 static __device__ inline void tchi_cuda_store_randomly(bool wide, void *data, const tchi_cuda_place &place,
-                                                       const tchi_cuda_vec4<real> &four, const tchi_cuda_dice &dice,
-                                                       int64_t first)
+                                                       const tchi_cuda_vec4<real> &four,
+                                                       const tchi_cuda_random_key &key, int64_t first)
 {
-    uint4 words = tchi_cuda_random_words(dice, (uint64_t)(first + place.offset));
+    uint4 words = tchi_cuda_random_words(key, (uint64_t)(first + place.offset));
     uint32_t bits[4] = {
         tchi_cuda_round_randomly((float)four.v[0], words.x), tchi_cuda_round_randomly((float)four.v[1], words.y),
         tchi_cuda_round_randomly((float)four.v[2], words.z), tchi_cuda_round_randomly((float)four.v[3], words.w)};
@@ -442,11 +443,11 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_unpack_param(const tchi_cuda_chunk_ctx<real, p
 TCHI_CUDA_CHUNK_FN void tchi_cuda_put_randomly(const tchi_cuda_chunk_ctx<real, path> &ctx,
                                                const tchi_cuda_vec4s<real> &p)
 {
-    tchi_cuda_dice dice = tchi_cuda_dice_of(ctx.list, ctx.rect);
+    tchi_cuda_random_key key = tchi_cuda_random_key_of(ctx.list, ctx.rect);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         tchi_cuda_store_randomly(tchi_cuda_chunk_wide(ctx, TCHI_CUDA_PARAM), ctx.rect.data[TCHI_CUDA_PARAM],
-                                 tchi_cuda_chunk_place(ctx, TCHI_CUDA_PARAM, s), p.at[s], dice, ctx.rect.first);
+                                 tchi_cuda_chunk_place(ctx, TCHI_CUDA_PARAM, s), p.at[s], key, ctx.rect.first);
     }
 }
 
@@ -506,8 +507,8 @@ static __device__ inline int tchi_cuda_in_tile(const tchi_cuda_rect &rect, bool 
 }
 
 /* Transposes the vec4s between the two orders. Called by all threads of a block; the tile can be reused at once. */
-TCHI_CUDA_CHUNK_FN void tchi_cuda_turn(const tchi_cuda_chunk_ctx<real, path> &ctx, bool to_block_order, real *tile,
-                                       tchi_cuda_vec4s<real> &vec4s)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_transpose_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, bool to_block_order,
+                                                  real *tile, tchi_cuda_vec4s<real> &vec4s)
 {
     __syncthreads();
 #pragma unroll
@@ -527,7 +528,7 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_unpack_block(const tchi_cuda_chunk_ctx<real, p
 {
     tchi_cuda_unpack_all(ctx, slot, vec4s);
     if (ctx.rect.transposed) {
-        tchi_cuda_turn(ctx, false, tile, vec4s);
+        tchi_cuda_transpose_chunk(ctx, false, tile, vec4s);
     }
 }
 
@@ -535,7 +536,7 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_put_block(const tchi_cuda_chunk_ctx<real, path
                                             tchi_cuda_vec4s<real> vec4s)
 {
     if (ctx.rect.transposed) {
-        tchi_cuda_turn(ctx, true, tile, vec4s);
+        tchi_cuda_transpose_chunk(ctx, true, tile, vec4s);
     }
     tchi_cuda_put_all(ctx, slot, vec4s);
 }

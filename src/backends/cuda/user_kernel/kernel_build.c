@@ -96,7 +96,7 @@ static void add_file(tchi_sha256_state *hash, const char *file)
 }
 
 /* Hashes everything besides the user's text that determines the result. */
-static void hash_surroundings(const tchi_nvrtc_files *nvrtc, uint8_t digest[TCHI_SHA256_BYTES])
+static void hash_dependencies(const tchi_nvrtc_files *nvrtc, uint8_t digest[TCHI_SHA256_BYTES])
 {
     tchi_sha256_state hash;
     char header[sizeof nvrtc->headers + 16];
@@ -124,7 +124,7 @@ tch_status tchi_cuda_kernel_compiler(void *state, char *text, size_t size)
     if (nvrtc == NULL) {
         return tchi_cuda_host->fail(TCH_ERR_UNAVAILABLE, "%s", why);
     }
-    hash_surroundings(nvrtc, digest);
+    hash_dependencies(nvrtc, digest);
     for (int i = 0; i < 8; i++) {
         mark = mark << 8 | digest[i];
     }

@@ -221,7 +221,7 @@ static int open_library(const char *name, const char *origin)
 
 /* In a wheel our library is SITE/torchium/lib/libtorchium.so, and pip puts OpenBLAS next to the package. Elsewhere
  * nothing is searched: in a build tree or /usr/local/lib the neighbors are unrelated. */
-static void find_beside_package(char *path, size_t size)
+static void find_next_to_package(char *path, size_t size)
 {
     static const char anchor = 0;
     static const char package[] = "/torchium/lib";
@@ -299,10 +299,10 @@ static void open_first_that_works(void)
         open_asked(asked);
         return;
     }
-    char beside[2 * PATH_MAX];
-    find_beside_package(beside, sizeof beside);
+    char neighbor[2 * PATH_MAX];
+    find_next_to_package(neighbor, sizeof neighbor);
     const candidate candidates[] = {
-        {beside, origin_of(beside, "")},
+        {neighbor, origin_of(neighbor, "")},
         {named, origin_of(named, "named by the program")},
         {TCHI_BLAS_PATH, origin_of(TCHI_BLAS_PATH, "the system's, found when Torchium was built")},
         {"libopenblas.so.0", "the system's"},

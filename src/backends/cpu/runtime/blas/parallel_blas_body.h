@@ -298,7 +298,7 @@ static void inverse_columns(const inverse *v, int64_t col, int64_t width)
 }
 
 /* Longest columns first, so that late threads get the short ones. */
-static void take_columns(void *argument, int64_t from, int64_t to)
+static void invert_columns(void *argument, int64_t from, int64_t to)
 {
     inverse *v = argument;
     int64_t col;
@@ -319,7 +319,7 @@ static int divide_trtri(const tchi_cpu_state *state, int64_t n, const void *l, i
     inverse v = {.state = state, .n = n, .l = l, .x = x, .ldl = ldl, .ldx = ldx};
     v.width = tchi_min(TRTRI_COLS, (n / (4 * parts) / GRAIN + 1) * GRAIN);
     atomic_init(&v.next, 0);
-    tchi_cpu_split(state, parts, work, take_columns, &v);
+    tchi_cpu_split(state, parts, work, invert_columns, &v);
     return 0;
 }
 

@@ -29,7 +29,7 @@ typedef struct member {
 static inline void meet(const member *me)
 {
     if (me->threads > 1) {
-        team_meet(me->team);
+        team_barrier(me->team);
     }
 }
 

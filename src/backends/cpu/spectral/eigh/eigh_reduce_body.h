@@ -189,7 +189,7 @@ VECTOR_INLINE void finish_product(const REAL *partials, int threads, int64_t pad
 }
 
 /* The next column, with the last reflection applied. */
-VECTOR_INLINE void take_column(const REAL *restrict front, const REAL *restrict old_v, const REAL *restrict old_w,
+VECTOR_INLINE void next_column(const REAL *restrict front, const REAL *restrict old_v, const REAL *restrict old_w,
                                int64_t j, int64_t padded, REAL *restrict v)
 {
     REAL vj = old_v[j], wj = old_w[j];
@@ -234,7 +234,7 @@ VECTOR_CLONES static void reduce_to_tridiagonal(const reduction *r, const REAL *
     for (int64_t j = 0; j < n; j++) {
         REAL *front = fronts + (j & 1) * padded, *next_front = fronts + (~j & 1) * padded;
         REAL *products = partials + (j & 1) * threads * padded;
-        take_column(front, old_v, old_w, j, padded, v);
+        next_column(front, old_v, old_w, j, padded, v);
         REAL diagonal = v[j], beta = 0, tau = 0;
         if (j + 1 == n) {
             if (thread == 0) {

@@ -260,18 +260,18 @@ static int invert_band(work_team *team, const tchi_blas *blas, const REAL_BLAS *
                        const band_factors *factors, const double *shifts, const double *weights,
                        const band_inverse_scratch *scratch, REAL *x, int64_t ldx)
 {
-    for (int64_t k; (k = team_take(team)) < plan->poles;) {
+    for (int64_t k; (k = team_next_chunk(team)) < plan->poles;) {
         scratch->done[k] = invert_pole(blas, real, plan, factors, shifts[k], k, scratch);
     }
-    team_meet(team);
+    team_barrier(team);
     for (int64_t k = 0; k < plan->poles; k++) {
         if (!scratch->done[k]) {
             return (int)(k + 1);
         }
     }
-    for (int64_t i; (i = team_take(team)) < stretches(plan);) {
+    for (int64_t i; (i = team_next_chunk(team)) < stretches(plan);) {
         assemble_rows(real, plan, weights, stretches(plan) - 1 - i, scratch, x, ldx);
     }
-    team_meet(team);
+    team_barrier(team);
     return 0;
 }

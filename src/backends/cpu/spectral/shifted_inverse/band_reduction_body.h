@@ -91,7 +91,7 @@ static void update_and_look_ahead(work_team *team, const REAL_BLAS *blas, const 
 {
     const block_reflector h = panel_reflector(plan, factors, a, lda, panel);
     const int64_t rest = h.first + plan->block, from = tile_of(plan, rest);
-    for (int64_t i; (i = team_take(team)) <= plan->tiles - from;) {
+    for (int64_t i; (i = team_next_chunk(team)) <= plan->tiles - from;) {
         const int64_t tile = from + i - 1;
         const int64_t begin = i == 0 ? h.first : tchi_max(rest, tile_begin(plan, tile));
         update_columns(blas, plan, a, lda, &h, begin, i == 0 ? rest : tile_end(plan, tile), &factors->two_sided);
@@ -99,7 +99,7 @@ static void update_and_look_ahead(work_team *team, const REAL_BLAS *blas, const 
             reduce_panel(blas, plan, factors, a, lda, panel + 1);
         }
     }
-    team_meet(team);
+    team_barrier(team);
 }
 
 /* The part beyond the panels: the last two diagonal blocks and the block between them. */
@@ -165,33 +165,33 @@ static void restore_strip(const REAL_BLAS *blas, const band_plan *plan, const ba
 static void restore_from_left(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
                               const band_factors *factors, REAL *a, int64_t lda, REAL *x, int64_t ldx)
 {
-    for (int64_t group; (group = team_take(team)) < plan->groups;) {
+    for (int64_t group; (group = team_next_chunk(team)) < plan->groups;) {
         join_group(blas, plan, factors, a, lda, group);
     }
-    team_meet(team);
-    for (int64_t strip; (strip = team_take(team)) < plan->groups;) {
+    team_barrier(team);
+    for (int64_t strip; (strip = team_next_chunk(team)) < plan->groups;) {
         restore_strip(blas, plan, factors, a, lda, x, ldx, strip);
     }
-    team_meet(team);
+    team_barrier(team);
 }
 
 static void restore_from_both_sides(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
                                     const band_factors *factors, const REAL *a, int64_t lda, REAL *x, int64_t ldx)
 {
-    for (int64_t tile; (tile = team_take(team)) < plan->tiles;) {
+    for (int64_t tile; (tile = team_next_chunk(team)) < plan->tiles;) {
         const int64_t begin = tile_begin(plan, tile);
         mirror_square(tile_end(plan, tile) - begin, x + begin * (ldx + 1), ldx);
     }
-    team_meet(team);
+    team_barrier(team);
     for (int64_t group = plan->groups - 1; group >= 0; group--) {
         const block_reflector h = group_reflector(plan, factors, a, lda, group);
         const int64_t from = tile_of(plan, h.first);
         prepare_two_sided(team, blas, plan, x, ldx, &h, 1, &factors->two_sided);
-        for (int64_t i; (i = team_take(team)) < plan->tiles - from;) {
+        for (int64_t i; (i = team_next_chunk(team)) < plan->tiles - from;) {
             update_columns(blas, plan, x, ldx, &h, tchi_max(h.first, tile_begin(plan, from + i)),
                            tile_end(plan, from + i), &factors->two_sided);
         }
-        team_meet(team);
+        team_barrier(team);
     }
 }
 

@@ -32,7 +32,7 @@ enum { MIRROR_COLUMNS = 32 };
 /* The same for a whole matrix. Called by every thread of the team. */
 static void mirror_lower(work_team *team, int64_t n, REAL *x, int64_t ldx)
 {
-    for (int64_t chunk; (chunk = team_take(team)) * MIRROR_COLUMNS < n;) {
+    for (int64_t chunk; (chunk = team_next_chunk(team)) * MIRROR_COLUMNS < n;) {
         const int64_t left = chunk * MIRROR_COLUMNS, right = tchi_min(left + MIRROR_COLUMNS, n);
         mirror_square(right - left, x + left * (ldx + 1), ldx);
         for (int64_t i = right; i < n; i++) {
@@ -41,7 +41,7 @@ static void mirror_lower(work_team *team, int64_t n, REAL *x, int64_t ldx)
             }
         }
     }
-    team_meet(team);
+    team_barrier(team);
 }
 
 typedef struct block_reflector {

@@ -93,15 +93,15 @@ static void prepare_two_sided(work_team *team, const REAL_BLAS *blas, const band
                               const block_reflector *h, int transposed, const two_sided_scratch *scratch)
 {
     const int64_t from = tile_of(plan, h->first), count = plan->tiles - from;
-    for (int64_t i; (i = team_take(team)) < count;) {
+    for (int64_t i; (i = team_next_chunk(team)) < count;) {
         project_tile(blas, plan, a, lda, h, from + i, scratch);
     }
     if (team_gather(team)) {
         finish_core(blas, plan, h, transposed, scratch);
         team_release(team);
     }
-    for (int64_t i; (i = team_take(team)) < count;) {
+    for (int64_t i; (i = team_next_chunk(team)) < count;) {
         finish_tile(blas, plan, h, transposed, from + i, scratch);
     }
-    team_meet(team);
+    team_barrier(team);
 }

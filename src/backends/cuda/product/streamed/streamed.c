@@ -181,7 +181,7 @@ static int find_slot(side *s, int64_t tile)
 }
 
 /* Brings tile number `tile` of A or B, block b, to the device, replacing the least recently used one. */
-static tch_status bring_tile(flow *f, side *s, const block *b, int64_t tile, tch_matrices *m)
+static tch_status load_tile(flow *f, side *s, const block *b, int64_t tile, tch_matrices *m)
 {
     if (s->on_host && !find_slot(s, tile)) {
         slot *at = next_slot(s);
@@ -193,7 +193,7 @@ static tch_status bring_tile(flow *f, side *s, const block *b, int64_t tile, tch
 }
 
 /* A slot for block b of C, with its contents if C is read. */
-static tch_status bring_result(flow *f, const block *b, tch_matrices *m)
+static tch_status load_result(flow *f, const block *b, tch_matrices *m)
 {
     if (f->c.on_host) {
         const slot *at = next_slot(&f->c);
@@ -257,7 +257,7 @@ static tch_status begin_departure(flow *f, const block *b)
 }
 
 /* Called after queueing the product of this tile: completes the previous one meanwhile. */
-static tch_status send_home(flow *f, const block *b)
+static tch_status send_result(flow *f, const block *b)
 {
     if (!f->c.on_host) {
         return TCH_OK;
@@ -296,8 +296,8 @@ static tch_status multiply_slice(flow *f, int64_t i, int64_t j, int64_t slice, c
     block in_b = stored_block(from, depth, j * p->tile[1], c->cols, f->product->transpose_b);
     tch_matrices a;
     tch_matrices b;
-    TCHI_TRY(bring_tile(f, &f->a, &in_a, i * slices + slice, &a));
-    TCHI_TRY(bring_tile(f, &f->b, &in_b, j * slices + slice, &b));
+    TCHI_TRY(load_tile(f, &f->a, &in_a, i * slices + slice, &a));
+    TCHI_TRY(load_tile(f, &f->b, &in_b, j * slices + slice, &b));
     TCHI_TRY(tchi_cuda_gemm(f->state, f->product->alpha, &a, f->product->transpose_a, &b, f->product->transpose_b, beta,
                             0, c));
     TCHI_TRY(mark_used(f, &f->a));
@@ -312,7 +312,7 @@ static tch_status multiply_tile(flow *f, int64_t i, int64_t j)
     int64_t col = j * p->tile[1];
     block b = {row, col, tchi_min(p->tile[0], p->m - row), tchi_min(p->tile[1], p->n - col)};
     tch_matrices c;
-    TCHI_TRY(bring_result(f, &b, &c));
+    TCHI_TRY(load_result(f, &b, &c));
     tch_matrices sum = f->sum;
     sum.rows = b.rows;
     sum.cols = b.cols;
@@ -326,7 +326,7 @@ static tch_status multiply_tile(flow *f, int64_t i, int64_t j)
         slice++;
     } while (slice * p->tile[2] < p->k);
     TCHI_TRY(sum.data != NULL ? convert_tile(f, &c, &sum) : TCH_OK);
-    return send_home(f, &b);
+    return send_result(f, &b);
 }
 
 static tch_status multiply_tiles(flow *f)
@@ -365,7 +365,7 @@ static side make_side(const tch_matrices *whole, int32_t on_host, const tchi_str
     return (side){.whole = *whole, .on_host = on_host, .direct = on_host && is_direct(whole), .tiles = *tiles};
 }
 
-static void give_slots(side *s, const tchi_slot_events *events, char **scratch)
+static void assign_slots(side *s, const tchi_slot_events *events, char **scratch)
 {
     for (int i = 0; i < s->tiles.slots; i++) {
         s->slots[i] = (slot){*scratch, -1, &events[i]};
@@ -384,9 +384,9 @@ static tch_status set_up(flow *f, char *scratch)
     int ring_in = (p->a_on_host && !f->a.direct) || (p->b_on_host && !f->b.direct) || (ring_out && p->beta != 0.0);
     TCHI_TRY(tchi_cuda_staging_ready(f->state, ring_in, ring_out));
     f->staging = f->state->staging;
-    give_slots(&f->a, f->staging->slots[0], &scratch);
-    give_slots(&f->b, f->staging->slots[1], &scratch);
-    give_slots(&f->c, f->staging->slots[2], &scratch);
+    assign_slots(&f->a, f->staging->slots[0], &scratch);
+    assign_slots(&f->b, f->staging->slots[1], &scratch);
+    assign_slots(&f->c, f->staging->slots[2], &scratch);
     f->sum = (tch_matrices){plan->sum_bytes > 0 ? scratch : NULL, TCH_SCALAR_F32, 0, 0, plan->tile[1], 1, 0};
     return TCH_OK;
 }

@@ -4,22 +4,22 @@
 #include "backends/cuda/cuda.h"
 
 /* The kernels of the table's symmetric rows, in its order. */
-static const struct half_kernel {
+static const struct symmetric_kernel {
     tchi_symmetric_supported *supported;
     tchi_symmetric_kernel *run;
-} half_kernels[] = {
+} symmetric_kernels[] = {
     {tchi_cuda_symmetric_f64_supported, tchi_cuda_symmetric_f64},
     {tchi_cuda_symmetric_pingpong_supported, tchi_cuda_symmetric_pingpong},
     {tchi_cuda_symmetric_bf16x2_supported, tchi_cuda_symmetric_bf16x2},
 };
 
 /* The first supported kernel, or NULL. */
-static tchi_symmetric_kernel *find_half_product(const tchi_cuda_state *state, const tch_matrices *d,
-                                                const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+static tchi_symmetric_kernel *find_symmetric_kernel(const tchi_cuda_state *state, const tch_matrices *d,
+                                                    const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
-    for (size_t i = 0; i < sizeof half_kernels / sizeof half_kernels[0]; i++) {
-        if (half_kernels[i].supported(state, d, a, b, c)) {
-            return half_kernels[i].run;
+    for (size_t i = 0; i < sizeof symmetric_kernels / sizeof symmetric_kernels[0]; i++) {
+        if (symmetric_kernels[i].supported(state, d, a, b, c)) {
+            return symmetric_kernels[i].run;
         }
     }
     return NULL;
@@ -39,9 +39,9 @@ tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const 
     if (scale != NULL) {
         return tchi_cuda_symmetric_scaled(state, c0, c1, d, c2, a, b, scale, exponent, c);
     }
-    tchi_symmetric_kernel *half = find_half_product(state, d, a, b, c);
-    if (half != NULL) {
-        return half(state, c0, c1, d, c2, a, b, c);
+    tchi_symmetric_kernel *kernel = find_symmetric_kernel(state, d, a, b, c);
+    if (kernel != NULL) {
+        return kernel(state, c0, c1, d, c2, a, b, c);
     }
     if (!gemm_supported(a, c)) {
         return tchi_cuda_symmetric_any(state, c0, c1, d, c2, a, b, c);
@@ -69,16 +69,16 @@ tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int3
     if (rounded) {
         return tchi_cuda_gram_rounded(state, alpha, a, transpose, beta, c);
     }
-    tchi_symmetric_kernel *half =
-        transpose || !fills_device(state, a, c) ? NULL : find_half_product(state, NULL, a, a, c);
-    if (half != NULL && beta == 0.0) {
-        return half(state, 0.0, 0.0, NULL, alpha, a, a, c);
+    tchi_symmetric_kernel *kernel =
+        transpose || !fills_device(state, a, c) ? NULL : find_symmetric_kernel(state, NULL, a, a, c);
+    if (kernel != NULL && beta == 0.0) {
+        return kernel(state, 0.0, 0.0, NULL, alpha, a, a, c);
     }
     if (!transpose && beta == 0.0 && !gemm_supported(a, c)) {
         return tchi_cuda_symmetric_any(state, 0.0, 0.0, NULL, alpha, a, a, c);
     }
-    if (half == tchi_cuda_symmetric_f64 && c->type == TCH_SCALAR_F64) {
-        return half(state, 0.0, beta, c, alpha, a, a, c);
+    if (kernel == tchi_cuda_symmetric_f64 && c->type == TCH_SCALAR_F64) {
+        return kernel(state, 0.0, beta, c, alpha, a, a, c);
     }
     if (beta != 0.0) {
         TCHI_TRY(tchi_cuda_mirror_lower(state, c));

@@ -39,7 +39,7 @@ typedef struct library {
     const char *advice;
     const symbol *symbols;
     size_t symbol_count;
-    int only_look;      /* a file whose whole path is known is not opened */
+    int locate_only;    /* a file whose whole path is known is not opened */
     char path[512];     /* the file opened, or empty */
     char problem[512];  /* of the last file that is there but cannot be used */
     char failure[1024]; /* the sentence for the user */
@@ -65,7 +65,7 @@ static int bind_symbols(library *lib, void *handle)
     return 1;
 }
 
-static int see_file(library *lib, const char *path)
+static int note_file(library *lib, const char *path)
 {
     if (access(path, R_OK) != 0) {
         return 0;
@@ -77,8 +77,8 @@ static int see_file(library *lib, const char *path)
 /* With RTLD_NOLOAD in `flags`, only an already loaded library. It stays open until the process ends. */
 static int open_file(library *lib, const char *name, int flags)
 {
-    if (lib->only_look && name[0] == '/') {
-        return see_file(lib, name);
+    if (lib->locate_only && name[0] == '/') {
+        return note_file(lib, name);
     }
     void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | flags);
     if (handle == NULL) {
@@ -402,7 +402,7 @@ static tchi_nvrtc_files nvrtc_files;
 static void locate_nvrtc(void)
 {
     nvrtc_seen = nvrtc_library;
-    nvrtc_seen.only_look = 1;
+    nvrtc_seen.locate_only = 1;
     find_nvrtc(&nvrtc_seen, nvrtc_files.library, nvrtc_files.headers);
 }
 

@@ -20,24 +20,15 @@ typedef struct norms_problem {
     double *parts, *sizes;
 } norms_problem;
 
-/* The inner product of two tiles, over one thread's part. */
+/* The inner product of two tiles, over one thread's part, or the sum of the absolute values of its terms. */
+template <bool absolute = false>
 static __device__ __forceinline__ double dot_tile_sums(const tchi_tile_sums &x, const tchi_tile_sums &y)
 {
     float total[4] = {};
 #pragma unroll
     for (int i = 0; i < 64; i++) {
-        total[i % 4] += x.v[i / 16][i / 4 % 4][i % 4] * y.v[i / 16][i / 4 % 4][i % 4];
-    }
-    return (double)((total[0] + total[1]) + (total[2] + total[3]));
-}
-
-/* The sum of the absolute values of its terms. */
-static __device__ __forceinline__ double size_of(const tchi_tile_sums &x, const tchi_tile_sums &y)
-{
-    float total[4] = {};
-#pragma unroll
-    for (int i = 0; i < 64; i++) {
-        total[i % 4] += fabsf(x.v[i / 16][i / 4 % 4][i % 4] * y.v[i / 16][i / 4 % 4][i % 4]);
+        float term = x.v[i / 16][i / 4 % 4][i % 4] * y.v[i / 16][i / 4 % 4][i % 4];
+        total[i % 4] += absolute ? fabsf(term) : term;
     }
     return (double)((total[0] + total[1]) + (total[2] + total[3]));
 }
@@ -92,7 +83,7 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
         });
         tchi_tiles<type, true, aligned>(shared, p.second, w, [&](tchi_tile_sums &sum) {
             total = dot_tile_sums(kept, sum);
-            size = size_of(kept, sum);
+            size = dot_tile_sums<true>(kept, sum);
         });
         total = tchi_cuda_block_sum(total, (int)threadIdx.x, TCHI_TILE_THREADS, sums);
         size = tchi_cuda_block_sum(size, (int)threadIdx.x, TCHI_TILE_THREADS, sums);

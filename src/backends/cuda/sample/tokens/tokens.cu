@@ -84,7 +84,7 @@ static __device__ inline int64_t token_at(const run_call &c, int64_t group, int6
     return tchi_cuda_token_of(c.list, position_at(c, group, e));
 }
 
-static __device__ inline bool goes_on(const run_call &c, const run_place &p)
+static __device__ inline bool continues_beyond(const run_call &c, const run_place &p)
 {
     return p.last < c.list.length && token_at(c, p.group, p.last) == token_at(c, p.group, p.last - 1);
 }
@@ -211,7 +211,7 @@ static __device__ inline double walk_span(const run_call &c, const run_place &p,
             walk_rows<real, squared>(c, p, mine, from, live, walk);
         }
     }
-    end_run<real, squared>(c, p, walk, goes_on(c, p));
+    end_run<real, squared>(c, p, walk, continues_beyond(c, p));
     return walk.squares;
 }
 
@@ -267,7 +267,7 @@ static __global__ void __launch_bounds__(WARPS * 32) join_runs_kernel(const __gr
         run_place p = place_of(c, item, lane);
         int64_t token = token_at(c, p.group, p.last - 1);
         bool began_before = p.first > 0 && token_at(c, p.group, p.first - 1) == token;
-        if (token == c.list.rows || began_before || !goes_on(c, p)) {
+        if (token == c.list.rows || began_before || !continues_beyond(c, p)) {
             continue;
         }
         shared[warp][lane] = sum_of_heads<real>(c, p, token, warp);
