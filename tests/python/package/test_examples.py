@@ -8,7 +8,9 @@ import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,22 @@ def test_cpp_extension_falls_back(script, device, tmp_path, monkeypatch):
     with pytest.warns(RuntimeWarning, match="Extension cannot be used, PyTorch stands in: no ninja"):
         output = script("cpp_extension.py", "--rows", "8", "--cols", "9", "--repeats", "1", "--device", device)
     assert re.search(r"C\+\+ extension .*in its place", output)
+
+
+def test_the_extension_with_launches_compiles(tmp_path):
+    """The whole file by nvcc, wrapper included; docs/python/cuda-integration.md runs the kernel."""
+    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    folders = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+    # A header that only PyTorch's CUDA builds have is left out.
+    options = ["-std=c++20", "-DTORCH_EXTENSION_NAME=matrix_power", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
+    command = [nvcc, "-ptx", *options, *(f"-I{folder}" for folder in folders), str(FOLDER / "matrix_power.cu")]
+    done = subprocess.run([*command, "-o", str(tmp_path / "out.ptx")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = re.findall(r"\.entry \w*scale_columnsI([fd])E", (tmp_path / "out.ptx").read_text())
+    assert sorted(names) == ["d", "f"]
 
 
 def test_one_line(script):
