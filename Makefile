@@ -11,9 +11,9 @@ export CTEST_PARALLEL_LEVEL ?= 2
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: native ## build, then show what this machine offers and compare optimizers on a small network
+run: native ## build, then show what this machine offers and compare optimizers on a deep autoencoder
 	build/native/bin/torchium info
-	build/native/bin/torchium train --optimizer shampoo,soap,muon,kfac,adamw --plot build/train.svg
+	build/native/bin/torchium train --task autoencode --optimizer shampoo,soap,muon,adamw --plot build/train.svg
 
 test: ## build and run every test, then again under the sanitizers
 	@scripts/setup test

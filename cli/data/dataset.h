@@ -28,9 +28,10 @@ typedef struct dataset_error {
 bool dataset_read_csv(const char *path, const char *label, dataset *data, dataset_error *error);
 
 /* Draws digits (digits.c): `count` images from number `first` on, with pixels from 0 to 1. Image i and its label depend
- * on the seed and i alone, so that disjoint ranges give disjoint sets of one kind. */
+ * on the seed and i alone, so that disjoint ranges give disjoint sets of one kind. Clean ones have no clutter, uneven
+ * light or noise. */
 enum { DIGITS_SIZE = 20 }; /* pixels, both ways */
-bool digits_draw(int64_t first, int64_t count, uint64_t seed, dataset *data, dataset_error *error);
+bool digits_draw(int64_t first, int64_t count, uint64_t seed, bool clean, dataset *data, dataset_error *error);
 
 /* Deals the rows out in a random order that depends on the seed alone: round(test_fraction * rows) of them to `test`,
  * at least one to each. `all` is left as it is. */

@@ -231,7 +231,7 @@ static void add_light_and_grain(float *image, dice *d)
     }
 }
 
-static int32_t draw_digit(dice *d, float *image)
+static int32_t draw_digit(dice *d, bool clean, float *image)
 {
     int32_t digit = (int32_t)uniform(d, 0, 10);
     const stroke *s = glyphs[digit][(int)uniform(d, 0, VARIANTS)];
@@ -242,14 +242,18 @@ static int32_t draw_digit(dice *d, float *image)
     bend_outline(&o, d);
     place_outline(&o, d);
     memset(image, 0, PIXELS * sizeof *image);
-    add_clutter(image, d);
+    if (!clean) {
+        add_clutter(image, d);
+    }
     double width = uniform(d, 1.0, 2.6);
     ink_outline(image, &o, width, uniform(d, 0.6, 1.0));
-    add_light_and_grain(image, d);
+    if (!clean) {
+        add_light_and_grain(image, d);
+    }
     return digit;
 }
 
-bool digits_draw(int64_t first, int64_t count, uint64_t seed, dataset *data, dataset_error *error)
+bool digits_draw(int64_t first, int64_t count, uint64_t seed, bool clean, dataset *data, dataset_error *error)
 {
     *data = (dataset){.rows = count, .cols = PIXELS, .images = true, .classes = 10};
     if (!dataset_allocate(data, error)) {
@@ -257,7 +261,7 @@ bool digits_draw(int64_t first, int64_t count, uint64_t seed, dataset *data, dat
     }
     for (int64_t i = 0; i < count; i++) {
         dice d = {dataset_bits(seed, (uint64_t)(first + i)), 0};
-        data->labels[i] = draw_digit(&d, data->features + i * PIXELS);
+        data->labels[i] = draw_digit(&d, clean, data->features + i * PIXELS);
     }
     return true;
 }

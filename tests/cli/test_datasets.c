@@ -365,9 +365,10 @@ TEST(digits_depend_on_seed_and_number)
     dataset some;
     dataset later;
     dataset other;
+    dataset clean;
     dataset_error error;
-    CHECK(digits_draw(0, 2000, 3, &some, &error) && digits_draw(1990, 10, 3, &later, &error) &&
-              digits_draw(0, 10, 4, &other, &error),
+    CHECK(digits_draw(0, 2000, 3, false, &some, &error) && digits_draw(1990, 10, 3, false, &later, &error) &&
+              digits_draw(0, 10, 4, false, &other, &error) && digits_draw(0, 2000, 3, true, &clean, &error),
           "%s", error.text);
     CHECK(some.cols == DIGITS_SIZE * DIGITS_SIZE && some.images && some.classes == 10, "wrong sizes");
     size_t bytes = 10 * (size_t)some.cols * sizeof(float);
@@ -379,12 +380,19 @@ TEST(digits_depend_on_seed_and_number)
         CHECK(some.features[i] >= 0 && some.features[i] <= 1, "pixel %lld is %g", (long long)i,
               (double)some.features[i]);
     }
+    int64_t noisy_corners = 0, clean_corners = 0;
     for (int64_t i = 0; i < some.rows; i++) {
         assert_in_range(some.labels[i], 0, 9);
+        assert_int_equal(clean.labels[i], some.labels[i]);
+        noisy_corners += some.features[i * some.cols] > 0;
+        clean_corners += clean.features[i * some.cols] > 0;
     }
+    CHECK(noisy_corners > 400 && clean_corners < 20, "%lld noisy and %lld clean corners have ink",
+          (long long)noisy_corners, (long long)clean_corners);
     dataset_release(&some);
     dataset_release(&later);
     dataset_release(&other);
+    dataset_release(&clean);
 }
 
 TEST(absurd_sizes_are_refused)

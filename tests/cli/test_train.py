@@ -229,6 +229,49 @@ class Training(Case):
         self.assertTrue(os.path.exists("/dev/full"))
 
 
+class Autoencoder(Case):
+    TASK = ("--task", "autoencode", "--samples", "500", "--hidden", "24,6,24", "--batch", "50", "--device", DEVICE)
+    ALL = "shampoo,soap,muon,normuon,adamw,lion,sgd"
+
+    def test_every_optimizer_reproduces_the_digits(self):
+        *points, summary = self.train(*self.TASK, "--steps", "60", "--warmup", "0", "--optimizer", self.ALL)
+        sizes = (400 * 24 + 24) + (24 * 6 + 6) + (6 * 24 + 24) + (24 * 400 + 400)
+        self.assertEqual((summary["parameters"], summary["settings"]["activation"]), (sizes, "tanh"))
+        for result in summary["runs"]:
+            own = [point for point in points if point["optimizer"] == result["optimizer"]]
+            self.assertAlmostEqual(own[0]["train_loss"], 1.0, delta=0.3)  # the variance of the pixels
+            self.assertLess(result["train_loss"], 0.8 * own[0]["train_loss"], result)
+            self.assertEqual((result["test_accuracy"], own[-1]["test_accuracy"]), (None, None))
+
+    def test_the_table_has_no_accuracy(self):
+        status, output, messages = run(*self.TASK, "--steps", "20", "--optimizer", "muon")
+        self.assertEqual((status, messages), (0, ""))
+        self.assertIn("Training an autoencoder 400-24-6-24-400 (tanh)", output)
+        self.assertIn("steps to L", output)
+        for word in ("accuracy", "nan"):
+            self.assertNotIn(word, output)
+
+    def test_a_resumed_run_keeps_the_task(self):
+        path, common = self.path("some"), (*self.TASK, "--schedule", "constant", "--optimizer", "soap")
+        self.train(*common, "--steps", "9", "--checkpoint", path)
+        again = self.train("--resume", path, "--steps", "20", "--device", DEVICE)[-1]["runs"][0]
+        whole = self.train(*common, "--steps", "20")[-1]["runs"][0]
+        self.assertEqual((again["train_loss"], again["test_loss"]), (whole["train_loss"], whole["test_loss"]))
+
+    def test_labels_are_not_needed(self):
+        rows = [(features, 0) for features, _ in blobs(90, 3, 4, seed=6)]
+        path = self.write("one.csv", csv_of(rows))
+        summary = self.train("--data", path, "--task", "autoencode", "--hidden", "2", "--steps", "3")[-1]
+        self.assertEqual(summary["parameters"], (4 * 2 + 2) + (2 * 4 + 4))
+
+    def test_curvature_pays(self):
+        """Steps to the loss that AdamW ends with, at the default rates; docs/training.md has larger runs."""
+        *_, summary = self.train("--task", "autoencode", "--samples", "2000", "--steps", "150", "--device", DEVICE,
+                                 "--optimizer", "shampoo,soap,muon,adamw")  # fmt: skip
+        for result in summary["runs"][:3]:
+            self.assertLessEqual(result["baseline_steps"], 75, result)
+
+
 class Curvature(Case):
     """KFAC, the natural gradient, and what happens to single samples."""
 
@@ -665,6 +708,8 @@ class Usage(Case):
             (["--hidden", "64,x"], "'x'"),
             (["--hidden", ",".join(17 * ["8"])], "16"),
             (["--activation", "rel"], "did you mean 'relu'"),
+            (["--task", "autoencoder"], "did you mean 'autoencode'"),
+            (["--task", "autoencode", "--optimizer", "adamw,kfac"], "--optimizer kfac needs --task classify"),
             (["--schedule", "cosin"], "did you mean 'cosine'"),
             (["--steps", "5", "--epochs", "2"], "not both"),
             (["--steps", "0"], "--steps takes"),

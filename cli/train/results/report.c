@@ -33,7 +33,7 @@ static const char *shape_text(const train_session *session, char text[TRAIN_TEXT
     for (int32_t i = 0; i < plan->hidden_count; i++) {
         used += (size_t)snprintf(text + used, TRAIN_TEXT - used, "-%lld", (long long)plan->widths[i]);
     }
-    snprintf(text + used, TRAIN_TEXT - used, "-%d", (int)session->setup.data.train.classes);
+    snprintf(text + used, TRAIN_TEXT - used, "-%lld", (long long)session->setup.data.outputs);
     return text;
 }
 
@@ -45,9 +45,11 @@ void train_report_start(const train_session *session)
     if (plan->json) {
         return;
     }
-    output_heading("Training a network %s (%s)", shape_text(session, shape), plan->activation);
-    printf("on %s: %lld rows to train, %lld to test, %d classes\n", text_show(data_name(plan), shown),
-           (long long)data->train.rows, (long long)data->test.rows, (int)data->train.classes);
+    output_heading("Training %s %s (%s)", plan->autoencode ? "an autoencoder" : "a network", shape_text(session, shape),
+                   plan->activation);
+    printf("on %s: %lld rows to train, %lld to test, %lld %s\n", text_show(data_name(plan), shown),
+           (long long)data->train.rows, (long long)data->test.rows, (long long)data->outputs,
+           plan->autoencode ? "columns" : "classes");
     printf("with %s: %lld steps of %lld rows, %s rate\n", plan->optimizer, (long long)plan->steps,
            (long long)plan->batch, plan->schedule);
     printf("on %s\n\n", output_device(session->setup.context, device));
@@ -75,15 +77,26 @@ static void point_json(const train_session *session, const train_run *run, const
     json_object_end(&json);
 }
 
+/* ", accuracy 96.62 %", or nothing for an autoencoder. */
+static const char *accuracy_text(const train_point *point, char text[32])
+{
+    text[0] = '\0';
+    if (!isnan(point->test_accuracy)) {
+        snprintf(text, 32, ", accuracy %.2f %%", 100.0 * point->test_accuracy);
+    }
+    return text;
+}
+
 static void point_text(const train_session *session, const train_run *run, const train_point *point)
 {
     const train_plan *plan = &session->setup.plan;
     int64_t before = point->step > plan->log_every ? point->step - plan->log_every : 0;
+    char accuracy[32];
     bool tenth = LINES * point->step / plan->steps > LINES * before / plan->steps;
     if (tenth || point->step == plan->steps || run->diverged) {
-        printf("%-8s step %lld of %lld, loss %.5f, test %.5f, accuracy %.2f %%, %.1f s\n", run->method.name,
-               (long long)point->step, (long long)plan->steps, point->train_loss, point->test_loss,
-               100.0 * point->test_accuracy, point->seconds);
+        printf("%-8s step %lld of %lld, loss %.5f, test %.5f%s, %.1f s\n", run->method.name, (long long)point->step,
+               (long long)plan->steps, point->train_loss, point->test_loss, accuracy_text(point, accuracy),
+               point->seconds);
     }
 }
 
@@ -104,13 +117,13 @@ void train_report_progress(train_session *session, const train_run *run)
     if (!session->bar.shown || now - session->drawn < redraw) {
         return;
     }
-    char text[TRAIN_TEXT];
+    char text[TRAIN_TEXT], accuracy[32];
     const train_point *last = train_run_last(run);
     double rate = session->bar.done / (now - session->bar.started);
     size_t used = (size_t)snprintf(text, sizeof text, "%s %lld", run->method.name, (long long)run->step);
     if (last != NULL) {
-        used += (size_t)snprintf(text + used, sizeof text - used, "  loss %.4f  accuracy %.1f %%", last->train_loss,
-                                 100.0 * last->test_accuracy);
+        used += (size_t)snprintf(text + used, sizeof text - used, "  loss %.4f%s", last->train_loss,
+                                 accuracy_text(last, accuracy));
     }
     snprintf(text + used, sizeof text - used, "  %.0f steps/s", rate);
     progress_show(&session->bar, text);
@@ -186,7 +199,9 @@ static void table_run(table *t, const train_session *session, const train_run *r
     if (last != NULL) {
         table_set(t, 3, "%.5f", last->train_loss);
         table_set(t, 4, "%.5f", last->test_loss);
-        table_set(t, 5, "%.2f %%", 100.0 * last->test_accuracy);
+        if (!isnan(last->test_accuracy)) {
+            table_set(t, 5, "%.2f %%", 100.0 * last->test_accuracy);
+        }
     }
     table_set(t, 6, "%.2f s", run->seconds);
     if (run->step > 0) {

@@ -35,7 +35,7 @@ static bool read_rows(const train_plan *plan, dataset *all, dataset_error *error
     if (plan->data != NULL) {
         return dataset_read_csv(plan->data, plan->label_column, all, error);
     }
-    return digits_draw(0, plan->samples, (uint64_t)plan->seed, all, error);
+    return digits_draw(0, plan->samples, (uint64_t)plan->seed, plan->autoencode, all, error);
 }
 
 static uint64_t fingerprint_of(const dataset *data)
@@ -76,7 +76,7 @@ int train_data_load(const train_plan *plan, train_data *data)
         return output_fail("train", "%s", error.text);
     }
     data->fingerprint = fingerprint_of(&all);
-    bool one_class = all.classes < 2;
+    bool one_class = !plan->autoencode && all.classes < 2;
     bool dealt =
         !one_class && dataset_split(&all, plan->test_fraction, (uint64_t)plan->seed, &data->train, &data->test, &error);
     dataset_release(&all);
@@ -86,6 +86,7 @@ int train_data_load(const train_plan *plan, train_data *data)
     if (!dealt) {
         return output_fail("train", "%s", error.text);
     }
+    data->outputs = plan->autoencode ? data->train.cols : data->train.classes;
     dataset_standardize(&data->train, &data->test);
     if (!allocate_epoch(data)) {
         train_data_release(data);

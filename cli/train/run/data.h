@@ -24,6 +24,7 @@ typedef struct train_batch {
 
 typedef struct train_data {
     dataset train, test;  /* host memory, standardized */
+    int64_t outputs;      /* of a network: classes, or the columns again */
     uint64_t fingerprint; /* of the rows as they were read */
     train_rows test_rows; /* on the device from the beginning to the end */
     train_rows sample;    /* training rows whose loss is measured: all, or as many as TRAIN_SAMPLE */

@@ -43,40 +43,46 @@ static void suit_curvature(tch_optim_config *config)
 
 /* All methods, with their default learning rates. */
 static const train_method known_methods[TRAIN_METHODS] = {
-    {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, suit_period, false},
-    {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01, suit_period, false},
-    {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02, suit_muon, true},
-    {"normuon", TCH_OPTIM_NORMUON, TRAIN_PLAIN, 0.01, NULL, true},
-    {"kfac", TCH_OPTIM_SGD, TRAIN_KFAC, 0.05, suit_curvature, false},
-    {"ekfac", TCH_OPTIM_SGD, TRAIN_EKFAC, 0.05, suit_curvature, false},
-    {"natural", TCH_OPTIM_SGD, TRAIN_NATURAL, 10.0, suit_curvature, false},
-    {"adamw", TCH_OPTIM_ADAMW, TRAIN_PLAIN, 0.01, NULL, false},
-    {"lion", TCH_OPTIM_LION, TRAIN_PLAIN, 0.003, NULL, false},
-    {"sgd", TCH_OPTIM_SGD, TRAIN_PLAIN, 0.3, suit_sgd, false},
+    {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, 0.02, suit_period, false},
+    {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01, 0.02, suit_period, false},
+    {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02, 0.04, suit_muon, true},
+    {"normuon", TCH_OPTIM_NORMUON, TRAIN_PLAIN, 0.01, 0.04, NULL, true},
+    {"kfac", TCH_OPTIM_SGD, TRAIN_KFAC, 0.05, 0.0, suit_curvature, false},
+    {"ekfac", TCH_OPTIM_SGD, TRAIN_EKFAC, 0.05, 0.0, suit_curvature, false},
+    {"natural", TCH_OPTIM_SGD, TRAIN_NATURAL, 10.0, 0.0, suit_curvature, false},
+    {"adamw", TCH_OPTIM_ADAMW, TRAIN_PLAIN, 0.01, 0.02, NULL, false},
+    {"lion", TCH_OPTIM_LION, TRAIN_PLAIN, 0.003, 0.002, NULL, false},
+    {"sgd", TCH_OPTIM_SGD, TRAIN_PLAIN, 0.3, 1.0, suit_sgd, false},
 };
 
 static const char *const activation_names[TCH_ACTIVATION_COUNT] = {"none", "relu", "tanh", "gelu"};
+static const char *const task_names[] = {"classify", "autoencode"};
 static const char *const schedule_names[] = {"constant", "cosine"};
 static const char *const fisher_names[] = {"sampled", "empirical"};
 
 static const train_plan defaults = {
+    .task = "classify",
     .optimizer = "shampoo,adamw",
-    .hidden = "256,128",
-    .activation = "relu",
     .schedule = "cosine",
     .device = "auto",
     .samples = 12000,
-    .batch = 256,
     .test_fraction = 0.2,
+    .warmup = -1,
     .damping = -1.0,
     .kl_clip = -1.0,
 };
 
+/* What a task takes where the options leave it open. */
+static const struct {
+    const char *hidden, *activation;
+    int64_t batch, steps, warmup;
+} task_defaults[] = {{"256,128", "relu", 256, 150, 0}, {"128,64,32,12,32,64,128", "tanh", 512, 500, 50}};
+
 static const char description[] =
-    "Trains a multilayer network to classify a data set, with one optimizer or several in turn, all from the same\n"
-    "initial weights and over the same batches. Without --data it generates noisy, distorted digits. At the end a\n"
-    "table compares them by steps and by time. Ctrl-C stops after the current step, writes a checkpoint if\n"
-    "--checkpoint is given, and prints the table so far.";
+    "Trains a multilayer network to classify a data set or to reproduce it (an autoencoder), with one optimizer or\n"
+    "several in turn, all from the same initial weights and over the same batches. Without --data it draws distorted\n"
+    "digits. At the end a table compares them by steps and by time. Ctrl-C stops after the current step, writes a\n"
+    "checkpoint if --checkpoint is given, and prints the table so far.";
 
 int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
 {
@@ -87,17 +93,20 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--samples", "N", OPTION_INTEGER, &plan->samples, 2, 1e7, "number of built-in digits (12000)"},
         {"--test-fraction", "X", OPTION_REAL, &plan->test_fraction, 0.001, 0.999,
          "fraction held out for testing (0.2)"},
+        {"--task", "NAME", OPTION_TEXT, &plan->task, 0, 0,
+         "classify or autoencode; below, defaults of the latter come second (classify)"},
         {"--seed", "N", OPTION_INTEGER, &plan->seed, 0, 9e18, "random seed of digits, weights and order (0)"},
         {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0,
          "shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd (shampoo,adamw)"},
         {"--lr", "X", OPTION_TEXT, &plan->lr, 0, 0, "learning rate, or rates: shampoo=0.01,adamw=0.003"},
         {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "learning rate: constant or cosine (cosine)"},
-        {"--warmup", "N", OPTION_INTEGER, &plan->warmup, 0, 1e9, "warm-up steps (0)"},
+        {"--warmup", "N", OPTION_INTEGER, &plan->warmup, 0, 1e9, "warm-up steps (0 or 50)"},
         {"--weight-decay", "X", OPTION_REAL, &plan->weight_decay, 0, 1e6, "weight decay of every optimizer (0)"},
-        {"--hidden", "WIDTHS", OPTION_TEXT, &plan->hidden, 0, 0, "hidden layers, or 'none' (256,128)"},
-        {"--activation", "F", OPTION_TEXT, &plan->activation, 0, 0, "relu, tanh, gelu or none (relu)"},
-        {"--batch", "N", OPTION_INTEGER, &plan->batch, 1, 1e7, "rows in a step (256)"},
-        {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, MOST_STEPS, "steps for each optimizer (150)"},
+        {"--hidden", "WIDTHS", OPTION_TEXT, &plan->hidden, 0, 0,
+         "hidden layers, or 'none' (256,128 or 128,64,32,12,32,64,128)"},
+        {"--activation", "F", OPTION_TEXT, &plan->activation, 0, 0, "relu, tanh, gelu or none (relu or tanh)"},
+        {"--batch", "N", OPTION_INTEGER, &plan->batch, 1, 1e7, "rows in a step (256 or 512)"},
+        {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, MOST_STEPS, "steps for each optimizer (150 or 500)"},
         {"--epochs", "N", OPTION_INTEGER, &plan->epochs, 1, 1e9, "the same in epochs"},
         {"--precondition-frequency", "N", OPTION_INTEGER, &plan->precondition_frequency, 1, 1e9,
          "shampoo, soap, kfac: steps between refreshes (10)"},
@@ -185,7 +194,12 @@ static int parse_methods(train_plan *plan)
                 return output_usage("train", "--optimizer names '%s' twice", word);
             }
         }
-        plan->methods[plan->method_count++] = known_methods[found];
+        train_method *method = &plan->methods[plan->method_count++];
+        *method = known_methods[found];
+        if (plan->autoencode && method->curvature != TRAIN_PLAIN) {
+            return output_usage("train", "--optimizer %s needs --task classify: its curvature is that of labels", word);
+        }
+        method->rate = plan->autoencode ? method->autoencode_rate : method->rate;
     }
     return CLI_OK;
 }
@@ -274,7 +288,15 @@ static int check_settings(const train_plan *plan)
 
 int train_plan_parse(train_plan *plan)
 {
-    int status;
+    int status, task = find_word(plan->task, task_names, 2);
+    if (task < 0) {
+        return unknown_word("--task", plan->task, task_names, 2);
+    }
+    plan->autoencode = task == 1;
+    plan->hidden = plan->hidden != NULL ? plan->hidden : task_defaults[task].hidden;
+    plan->activation = plan->activation != NULL ? plan->activation : task_defaults[task].activation;
+    plan->batch = plan->batch > 0 ? plan->batch : task_defaults[task].batch;
+    plan->warmup = plan->warmup >= 0 ? plan->warmup : task_defaults[task].warmup;
     if ((status = check_settings(plan)) || (status = parse_methods(plan)) || (status = parse_rates(plan)) ||
         (status = parse_hidden(plan))) {
         return status;
@@ -310,7 +332,7 @@ int train_plan_settle(train_plan *plan, int64_t rows)
     if (plan->epochs > 0) {
         plan->steps = plan->epochs * batches;
     } else if (plan->steps == 0) {
-        plan->steps = 150;
+        plan->steps = task_defaults[plan->autoencode].steps;
     }
     if (plan->log_every == 0) {
         plan->log_every = plan->steps > 50 ? plan->steps / 50 : 1;
@@ -341,14 +363,15 @@ void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SE
     add_setting(&next, "--label", plan->label_column != NULL, "%s", plan->label_column);
     add_setting(&next, "--samples", plan->data == NULL, "%lld", (long long)plan->samples);
     add_setting(&next, "--test-fraction", true, "%.17g", plan->test_fraction);
+    add_setting(&next, "--task", plan->autoencode, "autoencode");
     add_setting(&next, "--seed", plan->seed > 0, "%lld", (long long)plan->seed);
     add_setting(&next, "--optimizer", true, "%s", plan->optimizer);
     add_setting(&next, "--lr", true, "%s", plan->lr_text);
     add_setting(&next, "--schedule", true, "%s", plan->schedule);
-    add_setting(&next, "--warmup", plan->warmup > 0, "%lld", (long long)plan->warmup);
+    add_setting(&next, "--warmup", plan->autoencode || plan->warmup > 0, "%lld", (long long)plan->warmup);
     add_setting(&next, "--weight-decay", true, "%.17g", plan->weight_decay);
     add_setting(&next, "--hidden", true, "%s", plan->hidden_text);
-    add_setting(&next, "--activation", true, "%s", plan->activation);
+    add_setting(&next, "--activation", plan->activation != NULL, "%s", plan->activation);
     add_setting(&next, "--batch", true, "%lld", (long long)plan->batch);
     add_setting(&next, "--precondition-frequency", period > 0, "%lld", (long long)period);
     add_setting(&next, "--block", plan->block > 0, "%lld", (long long)plan->block);

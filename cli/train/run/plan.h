@@ -18,7 +18,7 @@ typedef struct train_method {
     const char *name;
     tch_optim_kind kind; /* of the step */
     train_curvature curvature;
-    double rate;
+    double rate, autoencode_rate;           /* the defaults; then `rate` is that of the run */
     void (*suit)(tch_optim_config *config); /* to a small network; NULL where the defaults do */
     bool spares_last;                       /* leaves the last layer's matrix to AdamW */
 } train_method;
@@ -26,7 +26,7 @@ typedef struct train_method {
 typedef struct train_plan {
     /* as the options give it */
     const char *data, *label_column;
-    const char *optimizer, *lr, *hidden, *activation, *schedule, *fisher;
+    const char *task, *optimizer, *lr, *hidden, *activation, *schedule, *fisher;
     const char *device, *plot, *checkpoint, *resume;
     int64_t samples, seed, batch, steps, epochs, warmup, threads;
     int64_t precondition_frequency, block; /* 0: each optimizer's own */
@@ -40,6 +40,7 @@ typedef struct train_plan {
     train_method methods[TRAIN_METHODS];
     int64_t widths[TRAIN_HIDDEN];
     tch_activation f;
+    bool autoencode;                                   /* the task: to reproduce the inputs */
     bool cosine, empirical;                            /* the rate's schedule; KFAC's factors from the data's labels */
     char hidden_text[TRAIN_TEXT], lr_text[TRAIN_TEXT]; /* the same in one spelling */
 } train_plan;
@@ -51,7 +52,7 @@ typedef struct train_setting {
     bool free;          /* may change when a run is resumed */
     bool path;          /* of a file that is read: only the command line names it */
 } train_setting;
-enum { TRAIN_SETTINGS = 21 };
+enum { TRAIN_SETTINGS = 22 };
 
 /* Reads the command line: CLI_OK, or the exit status of a failure that has been said. *go is false where the help was
  * asked for. */

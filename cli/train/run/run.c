@@ -14,7 +14,8 @@ static tch_status create_network(const train_setup *setup, tch_network **network
     const train_plan *plan = &setup->plan;
     tch_network_config config = TCH_NETWORK_CONFIG_INIT;
     config.inputs = setup->data.train.cols;
-    config.outputs = setup->data.train.classes;
+    config.outputs = setup->data.outputs;
+    config.loss = plan->autoencode ? TCH_LOSS_SQUARED : TCH_LOSS_CROSS_ENTROPY;
     config.hidden_count = plan->hidden_count;
     config.hidden = plan->widths;
     config.activation = plan->f;
@@ -70,13 +71,20 @@ void train_run_destroy(train_run *run)
 
 /* --- stepping ---------------------------------------------------------------------------------------------------- */
 
+/* An autoencoder reproduces its inputs. */
+static const tch_tensor *batch_targets(const train_plan *plan, const train_batch *batch)
+{
+    return plan->autoencode ? &batch->inputs : &batch->labels;
+}
+
 tch_status train_run_step(train_setup *setup, train_run *run)
 {
     train_batch batch;
     const train_plan *plan = &setup->plan;
     double rate = run->method.rate * train_plan_schedule(plan, run->step);
     CLI_TRY(train_data_batch(setup->context, &setup->data, plan, run->step, &batch));
-    CLI_TRY(tch_network_loss_and_gradients(run->network, &batch.inputs, &batch.labels, NULL, setup->totals));
+    CLI_TRY(
+        tch_network_loss_and_gradients(run->network, &batch.inputs, batch_targets(plan, &batch), NULL, setup->totals));
     CLI_TRY(train_curvature_apply(setup, &run->curvature, run->step, rate));
     CLI_TRY(tch_optimizer_set_lr(run->optimizer, 0, rate));
     CLI_TRY(tch_optimizer_step(run->optimizer, tch_network_parameter_count(run->network), run->gradients));
@@ -96,13 +104,13 @@ static tch_status evaluate_rows(const train_setup *setup, train_run *run, const 
     for (int64_t first = 0; first < count && status == TCH_OK; first += EVALUATED_ROWS) {
         train_batch batch;
         train_data_view(rows, first, count - first < EVALUATED_ROWS ? count - first : EVALUATED_ROWS, &batch);
-        status = tch_network_evaluate(run->network, &batch.inputs, &batch.labels, setup->totals);
+        status = tch_network_evaluate(run->network, &batch.inputs, batch_targets(&setup->plan, &batch), setup->totals);
     }
     if (status == TCH_OK) {
         status = tch_tensor_copy(setup->context, &host, setup->totals);
     }
     *loss = totals[TCH_TOTAL_LOSS] / totals[TCH_TOTAL_ROWS];
-    *accuracy = totals[TCH_TOTAL_RIGHT] / totals[TCH_TOTAL_ROWS];
+    *accuracy = setup->plan.autoencode ? (double)NAN : totals[TCH_TOTAL_RIGHT] / totals[TCH_TOTAL_ROWS];
     return status;
 }
 

@@ -13,8 +13,8 @@
 
 typedef struct train_point {
     int64_t step;
-    double seconds; /* of training alone, without measurements and checkpoints */
-    double train_loss, test_loss, test_accuracy;
+    double seconds;                              /* of training alone, without measurements and checkpoints */
+    double train_loss, test_loss, test_accuracy; /* NAN for an autoencoder */
 } train_point;
 enum { TRAIN_POINT_NUMBERS = 5 };
 
