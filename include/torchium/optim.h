@@ -40,7 +40,8 @@ typedef enum tch_optim_kind {
     TCH_OPTIM_SOAP = 3,
     TCH_OPTIM_MUON = 4,
     TCH_OPTIM_LION = 5,
-    TCH_OPTIM_NORMUON = 6
+    TCH_OPTIM_NORMUON = 6,
+    TCH_OPTIM_KL_SHAMPOO = 7
 } tch_optim_kind;
 
 typedef enum tch_grafting {

@@ -156,6 +156,7 @@ static tch_status read_factor_batch(const tch_optimizer *o, const tchi_factor_ba
 {
     enum { CHUNK = 128 };
     const tch_backend *t = o->context->backend;
+    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     for (int64_t done = 0; done < f->count; done += CHUNK) {
         int32_t flags[CHUNK];
         double residuals[CHUNK];
@@ -165,9 +166,8 @@ static tch_status read_factor_batch(const tch_optimizer *o, const tchi_factor_ba
         TCHI_TRY(t->device->copy_bytes(o->context->state, residuals, f->residuals + done,
                                        n * (int64_t)sizeof *residuals, TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n; k++) {
-            bool bad = flags[k] != TCH_REPORT_OK;
-            stats->failed += bad;
-            if (!bad && residuals[k] > stats->worst_residual) {
+            stats->failed += tchi_refresh_failed(config, flags[k]);
+            if (flags[k] == TCH_REPORT_OK && residuals[k] > stats->worst_residual) {
                 stats->worst_residual = residuals[k];
             }
         }

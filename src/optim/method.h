@@ -101,6 +101,7 @@ extern const tchi_optim_method tchi_method_soap;
 extern const tchi_optim_method tchi_method_muon;
 extern const tchi_optim_method tchi_method_lion;
 extern const tchi_optim_method tchi_method_normuon;
+extern const tchi_optim_method tchi_method_kl_shampoo;
 
 /* Whether decay is added to the gradients of parameters with blocks. */
 static inline bool tchi_adds_decay(const tchi_block_method *blocks, const tch_optim_config *config)

@@ -7,13 +7,14 @@
 #include "config.h"
 
 static const tchi_optim_method *const methods[] = {
-    [TCH_OPTIM_SGD] = &tchi_method_sgd,         /* sgd.c */
-    [TCH_OPTIM_ADAMW] = &tchi_method_adamw,     /* adamw.c */
-    [TCH_OPTIM_SHAMPOO] = &tchi_method_shampoo, /* shampoo.c */
-    [TCH_OPTIM_SOAP] = &tchi_method_soap,       /* soap.c */
-    [TCH_OPTIM_MUON] = &tchi_method_muon,       /* muon.c */
-    [TCH_OPTIM_LION] = &tchi_method_lion,       /* lion.c */
-    [TCH_OPTIM_NORMUON] = &tchi_method_normuon, /* normuon.c */
+    [TCH_OPTIM_SGD] = &tchi_method_sgd,               /* sgd.c */
+    [TCH_OPTIM_ADAMW] = &tchi_method_adamw,           /* adamw.c */
+    [TCH_OPTIM_SHAMPOO] = &tchi_method_shampoo,       /* shampoo.c */
+    [TCH_OPTIM_SOAP] = &tchi_method_soap,             /* soap.c */
+    [TCH_OPTIM_MUON] = &tchi_method_muon,             /* muon.c */
+    [TCH_OPTIM_LION] = &tchi_method_lion,             /* lion.c */
+    [TCH_OPTIM_NORMUON] = &tchi_method_normuon,       /* muon.c */
+    [TCH_OPTIM_KL_SHAMPOO] = &tchi_method_kl_shampoo, /* kl_shampoo.c */
 };
 #define METHODS ((int32_t)(sizeof methods / sizeof methods[0]))
 

@@ -41,7 +41,7 @@ static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flag
         f->unread[k] = 0;
         if (flags[k] == TCH_REPORT_OK && tchi_refresh_by_need(config) && drift[k] > 0.0) { /* not of a first basis */
             f->next_gap[k] = tchi_refresh_next_gap(config, f->gap[k], drift[k]);
-        } else if (flags[k] != TCH_REPORT_OK && f->root > 0 && f->failures[k] < TCHI_MOST_FAILURES) {
+        } else if (tchi_refresh_failed(config, flags[k]) && f->root > 0 && f->failures[k] < TCHI_MOST_FAILURES) {
             f->failures[k]++;
         }
     }

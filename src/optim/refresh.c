@@ -314,11 +314,12 @@ static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t fir
     return may ? tchi_recorded(o->context, &o->recordings, &key, compute_roots, &r) : compute_roots(&r);
 }
 
-static tch_status refresh_factor_batch(tch_optimizer *o, tchi_factor_batch *f)
+/* Of factors [first, last). */
+static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t last)
 {
-    for (int64_t first = 0; first < f->count;) {
+    while (first < last) {
         int64_t end = first;
-        int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? first + 1 : f->count;
+        int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? first + 1 : last;
         while (end < most && f->refresh[end] && f->failures[end] == f->failures[first]) {
             end++;
         }
@@ -338,8 +339,23 @@ tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group)
     tch_status status = tchi_outcomes_note(optimizer, group);
     int64_t before = tchi_workspace_hold(optimizer);
     for (int32_t i = 0; i < g->factor_batches && status == TCH_OK; i++) {
-        status = refresh_factor_batch(optimizer, tchi_factor_batch_at(optimizer, g->first_factor_batch + i));
+        tchi_factor_batch *f = tchi_factor_batch_at(optimizer, g->first_factor_batch + i);
+        status = refresh_factors(optimizer, f, 0, f->count);
     }
     tchi_workspace_restore(optimizer, before);
     return status == TCH_OK ? tchi_outcomes_ask(optimizer, group) : status;
+}
+
+tch_status tchi_refresh_run_roots(tch_optimizer *optimizer, const tchi_run *run, int32_t k)
+{
+    tchi_factor_batch *f = tchi_factor_batch_of(optimizer, run->block_batch, k);
+    if (f == NULL) {
+        return TCH_OK;
+    }
+    TCHI_RANGE(optimizer->context, "refresh");
+    int64_t first = run->block_batch->position[k] + run->first;
+    int64_t before = tchi_workspace_hold(optimizer);
+    tch_status status = refresh_factors(optimizer, f, first, first + run->count);
+    tchi_workspace_restore(optimizer, before);
+    return status;
 }

@@ -25,12 +25,22 @@ int32_t tchi_refresh_interval(const tch_optim_config *config, const tchi_factor_
 /* Whether a factor of the run's blocks is refreshed at this step. */
 bool tchi_run_needs_refresh(const tch_optimizer *optimizer, const tchi_run *run);
 
+/* Whether a refresh failed. Without eps a factor of zeros has no root, and keeps the one it has: no failure. */
+static inline bool tchi_refresh_failed(const tch_optim_config *config, int32_t report)
+{
+    return report != TCH_REPORT_OK && (report != TCH_REPORT_NOT_POSITIVE || config->eps > 0.0);
+}
+
 /* How the roots of a factor batch are taken from factors whose last refreshes failed so many times. */
 tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_factor_batch *factor_batch,
                                  double relative_eps, int failures);
 
 /* Takes the roots of all marked factors. */
 tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group);
+
+/* The same for a run's factors along dimension k, for methods whose next factor depends on those roots: between
+ * tchi_outcomes_note and tchi_outcomes_ask. */
+tch_status tchi_refresh_run_roots(tch_optimizer *optimizer, const tchi_run *run, int32_t k);
 
 /* The step, counted by a parameter's gradients, at which its first roots are taken. */
 int64_t tchi_refresh_first(const tch_optim_config *config);

@@ -1,6 +1,8 @@
 /* See tensor_modes.h. */
 #include "tensor_modes.h"
 
+#include <math.h>
+
 #include "core/arith.h"
 #include "core/status.h"
 #include "linalg/algebra.h"
@@ -322,6 +324,33 @@ static tch_status multiply_each(tch_optimizer *o, const tchi_run *run, const tch
     }
     return norms == NULL ? TCH_OK
                          : o->context->backend->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, y, norms);
+}
+
+tch_status tchi_run_update_whitened_factor(tch_optimizer *optimizer, const tchi_run *run, int32_t k,
+                                           const tch_matrices *gradients, void *const buffers[2],
+                                           const tch_clock *clock)
+{
+    const tchi_block_batch *c = run->block_batch;
+    const tch_preconditioner p = {
+        .sides = TCH_SIDES_ROOTS, .room = optimizer->unpacked, .rounded = is_rounded(optimizer, c)};
+    tch_matrices u = *gradients;
+    int others = 0;
+    for (int32_t j = 0; j < c->order; j++) {
+        if (j != k && c->factor_batch[k] >= 0 && c->factor_batch[j] >= 0) {
+            void *to = buffers[others++ % 2];
+            TCHI_TRY(multiply_along(optimizer, run, p, j, &u, to));
+            u.data = to;
+        }
+    }
+    if (c->factor_batch[k] < 0) {
+        return TCH_OK;
+    }
+    tch_matrices scaled = u;
+    scaled.data = buffers[others == 0 ? 0 : (others - 1) % 2];
+    double scale = sqrt((double)c->size[k] / (double)c->elements);
+    TCHI_TRY(
+        optimizer->context->backend->matrix->combine(optimizer->context->state, 0.0, scale, &u, 0.0, NULL, &scaled));
+    return update_factor(optimizer, run, k, &scaled, buffers[others == 0 ? 1 : others % 2], clock);
 }
 
 tch_status tchi_run_precondition(tch_optimizer *optimizer, const tchi_run *run, tch_sides sides, tch_blocks *blocks,

@@ -47,6 +47,13 @@ bool tchi_run_sides(const tch_optimizer *optimizer, const tchi_run *run, void *f
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tch_blocks *gradients,
                                    void *spare, const tch_clock *clock);
 
+/* The same for dimension k alone, of gradients multiplied by the roots of all other dimensions and divided by the root
+ * of the number of elements along them: KL-Shampoo's factor. `buffers` are two work buffers; they may be one where a
+ * block has two dimensions. */
+tch_status tchi_run_update_whitened_factor(tch_optimizer *optimizer, const tchi_run *run, int32_t k,
+                                           const tch_matrices *gradients, void *const buffers[2],
+                                           const tch_clock *clock);
+
 /* Multiplies blocks along every dimension that has a factor by the run's roots or bases (out of bases: by their
  * transposes), going back and forth between their work buffer and *other. Both say afterwards where the result is and
  * where it is not; norms[i] is its norm, where that is not NULL. */

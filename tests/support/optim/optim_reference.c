@@ -55,7 +55,8 @@ static int32_t merge_dims(const tch_optim_config *config, int32_t ndim, int64_t 
 
 bool ref_has_blocks(tch_optim_kind kind)
 {
-    return kind == TCH_OPTIM_SHAMPOO || kind == TCH_OPTIM_SOAP || ref_orthogonalizes(kind);
+    return kind == TCH_OPTIM_SHAMPOO || kind == TCH_OPTIM_KL_SHAMPOO || kind == TCH_OPTIM_SOAP ||
+           ref_orthogonalizes(kind);
 }
 
 bool ref_orthogonalizes(tch_optim_kind kind)
@@ -116,13 +117,16 @@ static void make_block(ref_optim *r, const tch_optim_config *config, int64_t wid
         b->count *= b->size[k];
         number /= blocks;
     }
-    bool second_order = r->method == TCH_OPTIM_SHAMPOO || r->method == TCH_OPTIM_SOAP;
+    bool second_order = ref_has_blocks(r->method) && !ref_orthogonalizes(r->method);
     for (int32_t k = 0; k < r->order && second_order; k++) {
         int64_t n = b->size[k];
         bool thin = r->order > 1 && n > 100 * (b->count / n);
         if (n <= config->max_preconditioner_dim && !thin) {
             b->factor[k] = test_zeros(n * n);
             b->root[k] = test_zeros(n * n);
+            for (int64_t i = 0; i < n; i++) {
+                b->root[k][i * n + i] = 1.0;
+            }
         }
     }
     b->average = test_zeros(b->count);
@@ -143,7 +147,8 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
     choose_method(r, config, ndim, shape, elementwise);
     r->values = test_zeros(r->count);
     memcpy(r->values, values, (size_t)r->count * sizeof *values);
-    bool cut = r->method == TCH_OPTIM_SHAMPOO || (r->method == TCH_OPTIM_SOAP && config->block);
+    bool cut = r->method == TCH_OPTIM_SHAMPOO || r->method == TCH_OPTIM_KL_SHAMPOO ||
+               (r->method == TCH_OPTIM_SOAP && config->block);
     int64_t width = cut ? config->max_preconditioner_dim : INT64_MAX / 2;
     r->block_count = r->count > 0 ? 1 : 0;
     for (int32_t k = 0; k < r->order; k++) {
@@ -406,6 +411,52 @@ static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, 
     precondition(r, c, b, g, f);
     apply(c, b, p, f);
     test_drop(f);
+}
+
+/* --- KL-Shampoo -------------------------------------------------------------------------------------------------- */
+
+/* A root that is refreshed is seen by the factors after it. */
+static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_block *b, int32_t k, const double *g)
+{
+    double correction = c->bias_correction ? 1.0 - pow(c->beta2, (double)r->step) : 1.0;
+    double weight = (1.0 - c->beta2) / correction;
+    double *u = test_zeros(b->count);
+    memcpy(u, g, (size_t)b->count * sizeof *u);
+    for (int32_t j = 0; j < r->order; j++) {
+        if (j != k && b->root[j] != NULL) {
+            multiply(r, b, j, b->root[j], false, u);
+        }
+    }
+    double others = (double)(b->count / b->size[k]);
+    update_factor(r, b, k, u, weight / others, c->bias_correction ? 1.0 - weight : c->beta2);
+    bool zero = ref_norm(b->size[k] * b->size[k], b->factor[k]) == 0.0;
+    if (is_due(c, b, k, r->step - 1) || r->step == 1) {
+        if (!zero || c->eps > 0.0) {
+            take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
+        }
+    }
+    test_drop(u);
+}
+
+static void step_kl_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    double correction = c->bias_correction ? 1.0 - pow(c->beta1, (double)r->step) : 1.0;
+    add_l2(c, b, p, g);
+    for (int32_t k = 0; k < r->order; k++) {
+        if (b->factor[k] != NULL) {
+            update_whitened_factor(r, c, b, k, g);
+        }
+    }
+    for (int64_t e = 0; e < b->count; e++) {
+        b->average[e] = c->beta1 * b->average[e] + (1.0 - c->beta1) * g[e];
+        g[e] = b->average[e] / correction;
+    }
+    multiply_all(r, b, false, g);
+    double rms = ref_norm(b->count, g) / sqrt((double)b->count);
+    for (int64_t e = 0; e < b->count; e++) {
+        g[e] /= fmax(rms, 1.0);
+    }
+    apply(c, b, p, g);
 }
 
 /* --- SOAP -------------------------------------------------------------------------------------------------------- */
@@ -679,9 +730,10 @@ static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
 void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient)
 {
     static void (*const steps[])(ref_optim *, const tch_optim_config *, ref_block *, double *, double *) = {
-        [TCH_OPTIM_SGD] = step_sgd,      [TCH_OPTIM_ADAMW] = step_adamw, [TCH_OPTIM_SHAMPOO] = step_shampoo,
-        [TCH_OPTIM_SOAP] = step_soap,    [TCH_OPTIM_MUON] = step_muon,   [TCH_OPTIM_LION] = step_lion,
-        [TCH_OPTIM_NORMUON] = step_muon,
+        [TCH_OPTIM_SGD] = step_sgd,         [TCH_OPTIM_ADAMW] = step_adamw,
+        [TCH_OPTIM_SHAMPOO] = step_shampoo, [TCH_OPTIM_SOAP] = step_soap,
+        [TCH_OPTIM_MUON] = step_muon,       [TCH_OPTIM_LION] = step_lion,
+        [TCH_OPTIM_NORMUON] = step_muon,    [TCH_OPTIM_KL_SHAMPOO] = step_kl_shampoo,
     };
     r->step++;
     for (int32_t i = 0; i < r->block_count; i++) {

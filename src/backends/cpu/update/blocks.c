@@ -173,7 +173,8 @@ static double scale_of_block(const block_ctx *ctx, int32_t block)
         return 0.0;
     }
     double target = ctx->target_norms[block];
-    return (ctx->scale == TCH_BLOCK_UNIT_RMS ? sqrt(target) : target) / ctx->norms[block];
+    double scale = (ctx->scale == TCH_BLOCK_GRAFT ? target : sqrt(target)) / ctx->norms[block];
+    return ctx->scale == TCH_BLOCK_CLIP_RMS && scale > 1.0 ? 1.0 : scale;
 }
 
 /* The direction after momentum; *scale is absorbed and becomes 1. */

@@ -34,7 +34,8 @@ static __device__ double scale_of(const apply_rules &rules, int32_t block)
     }
     double norm = rules.norms[block];
     double target = rules.target_norms[block];
-    return norm == 0.0 ? 0.0 : (rules.scale == TCH_BLOCK_UNIT_RMS ? sqrt(target) : target) / norm;
+    double scale = norm == 0.0 ? 0.0 : (rules.scale == TCH_BLOCK_GRAFT ? target : sqrt(target)) / norm;
+    return rules.scale == TCH_BLOCK_CLIP_RMS && scale > 1.0 ? 1.0 : scale;
 }
 
 template <typename real, bool by_rows>
