@@ -189,6 +189,7 @@ static tch_status finish_run(void *argument)
     for (int32_t k = 0; k < r->run.block_batch->order && !r->factors_done; k++) {
         TCHI_TRY(update_factor(r, k));
     }
+    TCHI_RANGE(o->context, "precondition");
     void *filtered = r->buffer[r->config->beta1 != 0.0 ? 1 : 0];
     void *other = r->buffer[2];
     tch_blocks direction = {tchi_work_matrices(&r->work, filtered, r->run.count), NULL};

@@ -133,6 +133,7 @@ TEST_WITH(every_kind, open_folder, test_folder_remove)
          BF16,
          {SET(grafting, TCH_GRAFTING_ADAM), SET(merge_dims, 0), SET(master_weights, 1), SET(packed_factors, 1),
           SET(root_dtype, TCH_STATE_BFLOAT16)}},
+        {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F32, {SET(precondition_frequency, 2)}},
         {"soap", TCH_OPTIM_SOAP, F32, {{{0}, 0}}},
         {"soap in blocks, packed", TCH_OPTIM_SOAP, F64, {SET(block, 1), SET(packed_factors, 1)}},
         {"muon", TCH_OPTIM_MUON, F32, {{{0}, 0}}},

@@ -143,6 +143,12 @@ TEST(every_kind)
          {GRAFTED, SET(decay, TCH_DECAY_L2), SET(stagger, 0), SET(packed_factors, 1), SET(master_weights, 1),
           SET(root_dtype, TCH_STATE_BFLOAT16)}},
         {"adaptive shampoo", TCH_OPTIM_SHAMPOO, F32, 1e-4, {SET(refresh_drift, 1.5), SET(precondition_frequency, 8)}},
+        {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F64, 1e-4, {SET(precondition_frequency, 3)}},
+        {"kl_shampoo with l2, packed",
+         TCH_OPTIM_KL_SHAMPOO,
+         F32,
+         1e-3,
+         {SET(decay, TCH_DECAY_L2), SET(packed_factors, 1), SET(beta1, 0.0)}},
         {"soap", TCH_OPTIM_SOAP, F32, 1e-3, {{{0}, 0}}},
         {"soap in blocks, packed", TCH_OPTIM_SOAP, F64, 1e-4, {BLOCKS}},
         {"adaptive soap", TCH_OPTIM_SOAP, F64, 1e-4, {BLOCKS, SET(refresh_drift, 1.0), SET(precondition_frequency, 8)}},
@@ -169,7 +175,8 @@ TEST(every_kind)
 /* Block by block a GPU too comes to the same bits for any number of ranks. */
 TEST(world_invariant)
 {
-    static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON};
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON,
+                                             TCH_OPTIM_KL_SHAMPOO};
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         tch_optim_config c = shared_config(kinds[k]);
         c.world_invariant = 1;

@@ -300,6 +300,7 @@ static void optimizers(void)
         {TCH_OPTIM_SGD, {TCH_FLOAT, 32, 1}, 0, 0, EVERY},
         {TCH_OPTIM_ADAMW, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_SHAMPOO, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
+        {TCH_OPTIM_KL_SHAMPOO, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_SOAP, {TCH_FLOAT, 32, 1}, 0, 0, WHOLE}, /* which begins with an eigendecomposition */
         {TCH_OPTIM_MUON, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_NORMUON, {TCH_FLOAT, 32, 1}, 0, 0, MOST},

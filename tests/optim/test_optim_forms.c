@@ -262,6 +262,7 @@ TEST(checkpoints_are_exchanged)
 {
     for (int k = 0; k < FORMS * FORMS; k++) {
         exchange(*state, TCH_OPTIM_SHAMPOO, &forms[k / FORMS], &forms[k % FORMS]);
+        exchange(*state, TCH_OPTIM_KL_SHAMPOO, &forms[k / FORMS], &forms[k % FORMS]);
     }
     for (int k = 0; k < 2 * 2; k++) {
         exchange(*state, TCH_OPTIM_SOAP, &forms[k / 2], &forms[k % 2]);

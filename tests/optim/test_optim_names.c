@@ -35,7 +35,7 @@ TEST(state_has_its_names)
 
 TEST(names_and_defaults)
 {
-    static const char *const names[] = {"sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"};
+    static const char *const names[] = {"sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon", "kl_shampoo"};
     test_case("names");
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         tch_optim_config config = tch_optim_defaults(kind);
@@ -74,6 +74,10 @@ TEST(defaults)
           SET(beta2, 0.95), SET(max_preconditioner_dim, 1024), SET(start_preconditioning_step, -1),
           SET(bias_correction, 1), SET(stagger, 1), SET(merge_dims, 1)}},
         {TCH_OPTIM_SHAMPOO, {SET(weight_decay, 0.0), SET(grafting, TCH_GRAFTING_ADAM)}},
+        {TCH_OPTIM_KL_SHAMPOO,
+         {SET(lr, 3e-3), SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 0.0), SET(relative_eps, 1e-6),
+          SET(precondition_frequency, 1), SET(refresh_drift, 0.0), SET(exponent_override, 2), SET(merge_dims, 1),
+          SET(max_preconditioner_dim, 1024), SET(bias_correction, 1), SET(weight_decay, 0.0)}},
         {TCH_OPTIM_SOAP,
          {SET(lr, 3e-3), SET(beta1, 0.95), SET(beta2, 0.95), SET(shampoo_beta, -1.0), SET(eps, 1e-8),
           SET(weight_decay, 0.01), SET(precondition_frequency, 100), SET(refresh_drift, 2.5),
@@ -139,6 +143,7 @@ TEST(phases_have_names)
         {TCH_OPTIM_SHAMPOO,
          {"look at gradients", "gather gradients", "factors", "refresh", "precondition", "apply", "elementwise"}},
         {TCH_OPTIM_SOAP, {"gather gradients", "factors", "precondition", "apply", "basis", "elementwise"}},
+        {TCH_OPTIM_KL_SHAMPOO, {"gather gradients", "factors", "refresh", "precondition", "apply", "elementwise"}},
         {TCH_OPTIM_MUON, {"gather gradients", "orthogonalize", "apply", "elementwise"}},
         {TCH_OPTIM_NORMUON, {"gather gradients", "orthogonalize", "apply", "elementwise"}},
     };

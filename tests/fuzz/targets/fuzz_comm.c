@@ -5,7 +5,7 @@
 
 #include "fuzz.h"
 
-enum { KINDS = TCH_OPTIM_NORMUON + 2, ROWS = 8, COLS = 6, STEPS = 3, BEFORE_BYTES = 3 };
+enum { KINDS = TCH_OPTIM_KL_SHAMPOO + 2, ROWS = 8, COLS = 6, STEPS = 3, BEFORE_BYTES = 3 };
 enum { SHARDED = 1, SMALL_BUCKETS = 2, SPANS = 4, SAVES = 8, ADDS_GROUP = 16, HALVES = 32 }; /* of the third byte */
 
 typedef struct strangers {
@@ -224,7 +224,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     config.bucket_bytes = bytes[2] & SMALL_BUCKETS ? 64 : 0;
     config.span_bytes = bytes[2] & SPANS ? 16 : 0;
     REQUIRE(tch_comm_create(&config, &comm) == TCH_OK);
-    if (bytes[0] % KINDS > TCH_OPTIM_NORMUON) {
+    if (bytes[0] % KINDS > TCH_OPTIM_KL_SHAMPOO) {
         use_kfac(bytes[2], comm);
     } else {
         use_optimizer(bytes[0] % KINDS, bytes[2], &s, comm);
