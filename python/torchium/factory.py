@@ -12,12 +12,25 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 if TYPE_CHECKING:
     import torch
 
-    from torchium.optim import KFAC, SGD, SOAP, AdamW, Lion, Muon, NaturalGradient, NorMuon, Shampoo, TorchiumOptimizer
+    from torchium.optim import (
+        KFAC,
+        SGD,
+        SOAP,
+        AdamW,
+        KLShampoo,
+        Lion,
+        Muon,
+        NaturalGradient,
+        NorMuon,
+        Shampoo,
+        TorchiumOptimizer,
+    )
 
 # Name and class of torchium.optim.
 _CLASSES = {
     "adamw": "AdamW",
     "kfac": "KFAC",
+    "kl_shampoo": "KLShampoo",
     "lion": "Lion",
     "muon": "Muon",
     "natural": "NaturalGradient",
@@ -26,7 +39,7 @@ _CLASSES = {
     "shampoo": "Shampoo",
     "soap": "SOAP",
 }
-_ALIASES = {"naturalgradient": "natural", "natural_gradient": "natural"}
+_ALIASES = {"naturalgradient": "natural", "natural_gradient": "natural", "klshampoo": "kl_shampoo"}
 # Not listed: a class with different defaults.
 _VARIANTS = {"cudashampoo": "CUDAShampoo"}
 # Constructed from the model, whose layers they observe.
@@ -52,6 +65,10 @@ def create_optimizer(name: Literal["adamw"], params_or_model: Any, **options: An
 
 @overload
 def create_optimizer(name: Literal["kfac"], params_or_model: Any, **options: Any) -> KFAC: ...
+
+
+@overload
+def create_optimizer(name: Literal["kl_shampoo"], params_or_model: Any, **options: Any) -> KLShampoo: ...
 
 
 @overload
@@ -94,8 +111,8 @@ def create_optimizer(
     no_decay_1d: bool = False,
     **options: Any,
 ) -> Any:
-    """Creates an optimizer of torchium.optim by name, ignoring case: "shampoo", "soap", "muon", "normuon", "kfac",
-    "natural", "adamw", "lion", "sgd".
+    """Creates an optimizer of torchium.optim by name, ignoring case: "shampoo", "kl_shampoo", "soap", "muon", "normuon",
+    "kfac", "natural", "adamw", "lion", "sgd".
 
     Args:
         name: of the optimizer.

@@ -11,7 +11,7 @@ import torchium.optim
 torch.set_num_threads(1)  # tensors are small: threads would only wait for each other
 torch.backends.cudnn.deterministic = True  # runs are compared to the bit
 
-SECOND_ORDER = ["shampoo", "soap", "muon", "normuon"]
+SECOND_ORDER = ["shampoo", "soap", "muon", "normuon", "kl_shampoo"]
 
 # Factors, roots, bases, momenta and moments all in use, refreshed more than once within ten steps.
 LIVELY = {
@@ -30,6 +30,7 @@ LIVELY = {
     "muon": {"lr": 0.02, "weight_decay": 0.1},
     "lion": {"lr": 0.005, "weight_decay": 0.1},
     "normuon": {"lr": 0.05, "weight_decay": 0.1},
+    "kl_shampoo": {"lr": 0.02, "precondition_frequency": 3, "weight_decay": 0.1},
 }
 # The same for one parameter as for many: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
 EXACT = {
@@ -37,10 +38,11 @@ EXACT = {
     "soap": {"stagger": False, "precision": "highest"},
     "muon": {"method": "muon"},
     "normuon": {"method": "muon"},
+    "kl_shampoo": {"root_method": "eigen", "stagger": False, "relative_eps": 1e-3, "precision": "highest"},
 }
-NAMES = ["SGD", "AdamW", "Shampoo", "SOAP", "Muon", "Lion", "NorMuon"]
-KINDS = [name.lower() for name in NAMES]
-CLASSES = {name.lower(): getattr(torchium.optim, name) for name in NAMES}
+NAMES = ["SGD", "AdamW", "Shampoo", "SOAP", "Muon", "Lion", "NorMuon", "KLShampoo"]
+CLASSES = {cls.kind: cls for cls in (getattr(torchium.optim, name) for name in NAMES)}
+KINDS = list(CLASSES)
 
 
 def make(kind, params, **options):

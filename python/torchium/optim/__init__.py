@@ -1,4 +1,5 @@
-"""Optimizers for PyTorch: Shampoo, SOAP, Muon, NorMuon, AdamW, Lion and SGD, drop-in replacements for torch.optim.
+"""Optimizers for PyTorch: Shampoo, KL-Shampoo, SOAP, Muon, NorMuon, AdamW, Lion and SGD, drop-in replacements for
+torch.optim.
 
     optimizer = torchium.optim.Shampoo(model, lr=1e-3)
 
@@ -15,6 +16,7 @@ from .arguments import AdamWArguments, MemoryArguments, NumericsArguments
 from .base import TorchiumOptimizer
 from .first_order import SGD, AdamW, Lion
 from .kfac import KFAC
+from .kl_shampoo import KLShampoo
 from .matrix import MatrixOptimizer
 from .muon import Muon
 from .natural import NaturalGradient
@@ -31,6 +33,7 @@ __all__ = [
     "AdamWArguments",
     "CUDAShampoo",
     "KFACPreconditioner",
+    "KLShampoo",
     "Lion",
     "MatrixOptimizer",
     "MemoryArguments",

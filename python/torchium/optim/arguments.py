@@ -168,17 +168,22 @@ class _Preconditioned(Matrices, total=False):
     packed_factors: bool
 
 
-class ShampooOptions(_Preconditioned, total=False):
+class KLShampooOptions(_Preconditioned, total=False):
+    """Further keywords of KLShampoo."""
+
+    relative_eps: float
+    root_method: RootMethod
+    root_tolerance: float
+    root_dtype: Literal["float32", "bfloat16"] | torch.dtype
+
+
+class ShampooOptions(KLShampooOptions, total=False):
     """Further keywords of Shampoo."""
 
     start_preconditioning_step: int
     grafting_beta2: float
     grafting_eps: float
     exponent_override: int
-    relative_eps: float
-    root_method: RootMethod
-    root_tolerance: float
-    root_dtype: Literal["float32", "bfloat16"] | torch.dtype
 
 
 class SOAPOptions(_Preconditioned, total=False):

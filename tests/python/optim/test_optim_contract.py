@@ -33,6 +33,11 @@ DEFAULTS = {
         "merge_dims": False, "precondition_1d": False, "normalize_grads": False, "use_bias_correction": True,
         "maximize": False,
     },
+    "kl_shampoo": {
+        "lr": 3e-3, "betas": (0.9, 0.95), "eps": 0.0, "relative_eps": 1e-6, "precondition_frequency": 1,
+        "weight_decay": 0.0, "weight_decay_type": "decoupled", "max_preconditioner_dim": 1024, "refresh_drift": 0.0,
+        "use_bias_correction": True, "merge_dims": True, "precondition_1d": False, "maximize": False,
+    },
     "muon": {
         "lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "ns_coefficients": None, "eps": 1e-7,
         "ns_steps": 3, "adjust_lr_fn": None, "method": "minimax", "maximize": False,

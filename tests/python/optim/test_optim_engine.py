@@ -242,6 +242,7 @@ PHASES = {
     "muon": ["gather gradients", "orthogonalize", "apply", "elementwise"],
     "lion": ["step", "elementwise"],
     "normuon": ["gather gradients", "orthogonalize", "apply", "elementwise"],
+    "kl_shampoo": ["gather gradients", "factors", "refresh", "precondition", "apply", "elementwise"],
 }
 
 

@@ -133,6 +133,10 @@ WRONG = {
         **{"lr": [-0.5], "betas": [(0.9, 1.0)], "shampoo_beta": [1.5], "eps": [-0.5], "nonfinite": ["panic"]},
         **{"precondition_frequency": [0], "max_preconditioner_dim": [0]},
     },
+    "kl_shampoo": {
+        **{"lr": [-0.5], "eps": [-0.5], "precondition_frequency": [0], "betas": [(1.0, 0.9), (0.9, 1.5)]},
+        **{"weight_decay": [-0.5], "root_method": ["magic"], "relative_eps": [1.5]},
+    },
     "muon": {
         **{"lr": [-0.5], "momentum": [1.5], "weight_decay": [-0.5], "ns_steps": [-1, 101], "eps": [-0.5]},
         **{"adjust_lr_fn": ["sqrt"], "method": ["magic"], "ns_coefficients": [(1.0, 2.0)]},

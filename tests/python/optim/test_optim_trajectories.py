@@ -10,8 +10,8 @@ import torch.optim._muon as torch_muon
 from optim_cases import CLASSES, Trial, assert_same_bits, copies, draw, exact
 
 STEPS = 22
-TOLERANCE = dict.fromkeys(("sgd", "adamw", "lion"), 1e-14) | dict.fromkeys(("shampoo", "muon", "normuon"), 1e-11)
-TOLERANCE |= {"soap": 1e-10}
+TOLERANCE = dict.fromkeys(("sgd", "adamw", "lion"), 1e-14) | {"soap": 1e-10}
+TOLERANCE |= dict.fromkeys(("shampoo", "muon", "normuon", "kl_shampoo"), 1e-11)
 SHAPES = [(12, 12), (37,), (), (0, 4), (5, 5)]
 
 
@@ -53,6 +53,11 @@ OPTIONS = {
     ],
     "muon": [*MUON, ("adjust_lr_fn", "match_rms_adamw"), ("method", "polar_express"), *ADAMW],
     "lion": [("betas", (0.5, 0.6))],
+    "kl_shampoo": [
+        *[("betas", (0.5, 0.6)), ("eps", 0.5), ("relative_eps", 0.5), ("precondition_frequency", 2)],
+        *[("weight_decay_type", "l2"), ("max_preconditioner_dim", 3), ("precondition_1d", True), ("merge_dims", False)],
+        *[("use_bias_correction", False), *ADAMW],
+    ],
     "normuon": [*MUON, ("adjust_lr_fn", "original"), ("method", "polar_express"), ("beta2", 0.5), *ADAMW],
 }
 OPTIONS = [(kind, *row) for kind in OPTIONS for row in OPTIONS[kind] + BOTH]

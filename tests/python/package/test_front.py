@@ -121,7 +121,7 @@ class Model(torch.nn.Module):
         self.temperature = torch.nn.Parameter(torch.ones(()))
 
 
-NAMES = ["adamw", "lion", "muon", "normuon", "sgd", "shampoo", "soap"]
+NAMES = ["adamw", "kl_shampoo", "lion", "muon", "normuon", "sgd", "shampoo", "soap"]
 OF_MODEL = ["kfac", "natural"]
 
 

@@ -16,6 +16,7 @@ from torchium.optim._engine.moments import decode, encode
 MATRICES = {
     "shampoo": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 8, "relative_eps": 1e-3},
     "soap": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 8, "block": True},
+    "kl_shampoo": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 8, "relative_eps": 1e-3},
 }
 
 

@@ -213,6 +213,7 @@ def test_what_a_state_dict_holds(kind, device):
         "muon": "momentum_buffer",
         "lion": "exp_avg",
         "normuon": "momentum_buffer",
+        "kl_shampoo": "exp_avg",
     }
     assert optimizer.state[p][names[kind]].shape == p.shape
     assert optimizer.state[p][names[kind]].device == p.device
