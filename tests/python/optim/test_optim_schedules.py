@@ -132,7 +132,7 @@ def test_tensor_learning_rates(kind, dtype, where, device):
 
 def test_other_numbers_as_tensors(kind, device):
     numbers = {"weight_decay": torch.tensor(0.25, dtype=torch.float64)}
-    if kind in ("adamw", "shampoo", "soap", "lion"):
+    if kind in ("adamw", "shampoo", "soap", "lion", "kl_shampoo"):
         numbers["betas"] = tuple(torch.tensor(b, dtype=torch.float64) for b in (0.75, 0.875))
     else:
         numbers["momentum"] = torch.tensor(0.5, dtype=torch.float64)

@@ -44,6 +44,7 @@ _OPTIONS_OF = {
     "muon": {"ns_steps"},
     "normuon": {"ns_steps", "beta2"},
     "shampoo": {"grafting"},
+    "kl_shampoo": {"root_method"},
     "soap": {"shampoo_beta"},
 }
 _STATE_OF = {"root": "shampoo", "basis": "soap"}
@@ -74,8 +75,9 @@ def kinds_of(state_dict: Mapping[str, Any], guess: bool) -> set[str]:
         return {str(state_dict[KIND])} if KIND in state_dict else set()
     options = {name for group in state_dict["param_groups"] for name in group}
     found = {kind for kind, names in _OPTIONS_OF.items() if names <= options}
-    if "normuon" in found:
-        found.discard("muon")
+    for kind, part in (("normuon", "muon"), ("shampoo", "kl_shampoo")):
+        if kind in found:
+            found.discard(part)
     if not found and "betas" in options and "eps" not in options:
         found = {"lion"}
     states = [saved for saved in state_dict["state"].values() if isinstance(saved, Mapping)]
