@@ -1,4 +1,4 @@
-/* Optimizers: SGD, AdamW, Lion, Shampoo, SOAP, Muon and NorMuon, written once for every device.
+/* Optimizers: SGD, AdamW, Lion, Shampoo, KL-Shampoo, SOAP, Muon and NorMuon, written once for every device.
  *
  *     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
  *     config.lr = 0.01;
