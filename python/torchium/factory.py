@@ -111,8 +111,8 @@ def create_optimizer(
     no_decay_1d: bool = False,
     **options: Any,
 ) -> Any:
-    """Creates an optimizer of torchium.optim by name, ignoring case: "shampoo", "kl_shampoo", "soap", "muon", "normuon",
-    "kfac", "natural", "adamw", "lion", "sgd".
+    """Creates an optimizer of torchium.optim by name, ignoring case: "shampoo", "kl_shampoo", "soap", "muon",
+    "normuon", "kfac", "natural", "adamw", "lion", "sgd".
 
     Args:
         name: of the optimizer.
