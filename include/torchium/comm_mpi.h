@@ -1,12 +1,12 @@
-/* A group over MPI, for contexts on the CPU. This header is the whole of it: it is compiled with the program's own
- * mpi.h, so that it fits any MPI, and libtorchium knows of none.
+/* A group over MPI, for contexts on the CPU. Header-only: compiled with the program's mpi.h, it works with any MPI, and
+ * libtorchium does not depend on one.
  *
  *     MPI_Init(&argc, &argv);
  *     tch_comm *comm;
  *     tch_comm_create_mpi(MPI_COMM_WORLD, &comm);
  *
- * The communicator is duplicated, so that messages of the program do not meet those of the optimizer. A process that
- * dies is noticed by mpiexec, which ends the others. */
+ * The communicator is duplicated, so that the program's messages cannot match the optimizer's. If a process dies,
+ * mpiexec ends the others. */
 #ifndef TORCHIUM_COMM_MPI_H
 #define TORCHIUM_COMM_MPI_H
 
@@ -17,7 +17,7 @@
 
 #include <torchium/comm.h>
 
-/* Everything that travels is made of units of 16 bytes: so counts of MPI, which are int, reach 32 GiB. */
+/* Messages are counted in units of 16 bytes, so that MPI's int counts reach 32 GiB. */
 #define TCH_MPI_UNIT 16
 
 typedef struct tch_mpi_group {
@@ -36,7 +36,7 @@ static inline tch_status tch_mpi_all_gather(void *user, const void *send, void *
 {
     tch_mpi_group *g = (tch_mpi_group *)user;
     if (stream != NULL || bytes % TCH_MPI_UNIT != 0 || bytes / TCH_MPI_UNIT > INT_MAX) {
-        return TCH_ERR_UNSUPPORTED; /* memory of a GPU, or too much of it */
+        return TCH_ERR_UNSUPPORTED; /* GPU memory, or a message too large */
     }
     int count = (int)(bytes / TCH_MPI_UNIT);
     return tch_mpi_status(MPI_Allgather(send, count, g->unit, receive, count, g->unit, g->comm));
@@ -76,7 +76,7 @@ static inline void tch_mpi_release(void *user)
     free(g);
 }
 
-/* All processes of the communicator call it. Destroy the group before MPI_Finalize. */
+/* Collective over the communicator. Destroy the group before MPI_Finalize. */
 static inline tch_status tch_comm_create_mpi(MPI_Comm comm, tch_comm **group)
 {
     static const tch_comm_ops ops = {

@@ -1,8 +1,7 @@
-/* Devices, and the backends that bring them.
+/* Devices and backends.
  *
  * A backend is the code for one kind of device. The CPU's is part of the library; others are modules opened at run
- * time. A backend that cannot be used here stays in the list with the reason, so that "why is my GPU not used" always
- * has an answer. */
+ * time. The list of backends includes unusable ones, with the reason. */
 #ifndef TORCHIUM_DEVICE_H
 #define TORCHIUM_DEVICE_H
 
@@ -32,7 +31,7 @@ typedef struct tch_device_info {
     char features[256];    /* "avx2 fma avx512", "sm_90, ..." with cache and shared memory */
     int64_t total_memory;  /* bytes */
     int64_t free_memory;   /* bytes now */
-    int32_t compute_major; /* CUDA's compute capability; 0 on the CPU */
+    int32_t compute_major; /* compute capability; 0 on the CPU */
     int32_t compute_minor;
     int32_t processors; /* cores this process may use, or multiprocessors */
 } tch_device_info;
@@ -47,8 +46,8 @@ typedef struct tch_backend_info {
     int32_t available;  /* 1 when its devices can be used */
     int32_t devices;    /* how many */
     char library[512];  /* the module's file, or "built in" */
-    char details[512];  /* libraries it runs on, and remarks on them */
-    char reason[1024];  /* when not available: why, and what to do */
+    char details[512];  /* the libraries it uses */
+    char reason[1024];  /* if not available: why, and what to do */
 } tch_backend_info;
 #define TCH_BACKEND_INFO_INIT                                                                                          \
     {                                                                                                                  \
@@ -60,20 +59,20 @@ typedef struct tch_backend_info {
 
 TCH_BEGIN_DECLS
 
-/* Every backend known, usable or not. The first call looks for modules; it never fails. */
+/* Number of known backends, usable or not. The first call searches for modules; it never fails. */
 TCH_API int32_t tch_backend_count(void);
 
 /* Describes backend `index` of tch_backend_count(). */
 TCH_API tch_status tch_backend_info_get(int32_t index, tch_backend_info *info);
 
-/* How many devices of a type can be used: 0 when its backend is absent. */
+/* Usable devices of a type; 0 without its backend. */
 TCH_API int32_t tch_device_count(tch_device_type type);
 
 /* Describes a device. TCH_ERR_UNAVAILABLE, with the reason, when it cannot be used. */
 TCH_API tch_status tch_device_info_get(tch_device device, tch_device_info *info);
 
-/* "cpu", "cuda" or "cuda:1" to a device, without looking whether it exists; the name of a backend module, also with an
- * index, to its device; "auto" to the best that works. */
+/* Parses "cpu", "cuda", "cuda:1", or the name of a backend module with or without an index, without checking that the
+ * device exists; "auto" is the best usable device. */
 TCH_API tch_status tch_device_parse(const char *text, tch_device *device);
 
 /* Threads the CPU backend may use, for all contexts. The default is OMP_NUM_THREADS or every core this process may run
@@ -81,9 +80,8 @@ TCH_API tch_status tch_device_parse(const char *text, tch_device *device);
 TCH_API tch_status tch_set_num_threads(int32_t count);
 TCH_API int32_t tch_get_num_threads(void);
 
-/* An OpenBLAS to try before the system's, by its absolute path: what the Python package calls with the one that pip
- * installed. TORCHIUM_BLAS in the environment goes before it. To be called before the CPU is first used, since OpenBLAS
- * is opened once; a file that cannot be used is passed over. */
+/* The absolute path of an OpenBLAS to prefer over the system's, such as one installed by pip; TORCHIUM_BLAS takes
+ * precedence. Call it before the first use of the CPU, since OpenBLAS is loaded once; an unusable file is ignored. */
 TCH_API tch_status tch_set_openblas_file(const char *path);
 
 TCH_END_DECLS

@@ -1,17 +1,17 @@
 /* Status codes and error messages.
  *
  * Every call that can fail returns a tch_status. TCH_OK is zero, so `if (tch_...(...))` reads as "if it failed". When a
- * call fails, tch_last_error() holds a sentence for people: what failed, which argument (its name, shape, type and
- * device), what was expected and what to do next. The message belongs to the calling thread.
+ * call fails, tch_last_error() describes it: what failed, which argument (its name, shape, type and device), what was
+ * expected and what to do. Messages are per thread.
  *
- * After a caller's error (TCH_ERR_INVALID_ARGUMENT to TCH_ERR_UNSUPPORTED) nothing has been written: every argument is
- * checked before the first write. After a device's error (the rest) each function says what its outputs hold. */
+ * After a caller's error (TCH_ERR_INVALID_ARGUMENT to TCH_ERR_UNSUPPORTED) nothing has been written: arguments are
+ * checked before the first write. After other errors each function documents its outputs. */
 #ifndef TORCHIUM_STATUS_H
 #define TORCHIUM_STATUS_H
 
 #include <torchium/export.h>
 
-/* The one list of statuses: X(enumerator, text). It becomes the enum here, and the names and texts in status.c. */
+/* X(enumerator, text): the enum here, and names and texts in status.c. */
 #define TCH_STATUS_LIST(X)                                                                                             \
     X(TCH_OK, "success")                                                                                               \
     X(TCH_ERR_INVALID_ARGUMENT, "an argument is missing or outside its range")                                         \
@@ -34,16 +34,16 @@ typedef enum tch_status { TCH_STATUS_LIST(TCH_STATUS_ENUMERATOR) TCH_STATUS_COUN
 
 TCH_BEGIN_DECLS
 
-/* "TCH_ERR_SHAPE" for TCH_ERR_SHAPE; "unknown status" for a number that is none. */
+/* "TCH_ERR_SHAPE" for TCH_ERR_SHAPE; "unknown status" for an invalid one. */
 TCH_API const char *tch_status_name(tch_status status);
 
-/* A short general sentence for the status; tch_last_error() is the specific one. */
+/* A general description of the status; tch_last_error() is specific. */
 TCH_API const char *tch_status_text(tch_status status);
 
-/* The message of this thread's latest failed call, or "" if none failed yet. It stays until the next failure. */
+/* The message of this thread's latest failed call, or "". Valid until the next failure. */
 TCH_API const char *tch_last_error(void);
 
-/* Forgets the message. */
+/* Clears this thread's message. */
 TCH_API void tch_clear_error(void);
 
 TCH_END_DECLS

@@ -1,8 +1,8 @@
-/* Tensors: descriptions of memory that the caller owns.
+/* Tensors: descriptors of memory that the caller owns.
  *
- * A tch_tensor has exactly the layout of DLPack's DLTensor, so a pointer to one can be used as the other. Make one over
- * your own memory by filling in the fields (tch_tensor_view helps), or let tch_tensor_create take memory from a
- * context's pool. Sizes are int64_t; strides count elements, and NULL strides mean row-major without gaps. */
+ * A tch_tensor has exactly the layout of DLPack's DLTensor, so a pointer to one can be used as the other. Describe
+ * your own memory by filling in the fields (tch_tensor_view helps), or allocate from a context's pool with
+ * tch_tensor_create. Sizes are int64_t; strides count elements, and NULL strides mean row-major without gaps. */
 #ifndef TORCHIUM_TENSOR_H
 #define TORCHIUM_TENSOR_H
 
@@ -36,7 +36,7 @@ static const tch_dtype TCH_INT64 = {TCH_INT, 64, 1};
 
 typedef struct tch_tensor {
     void *data;           /* start of the allocation */
-    tch_device device;    /* where it lives */
+    tch_device device;    /* of the memory */
     int32_t ndim;         /* 0 is a scalar */
     tch_dtype dtype;      /* element type */
     int64_t *shape;       /* ndim sizes */
@@ -51,18 +51,18 @@ typedef enum tch_memory_format {
 
 TCH_BEGIN_DECLS
 
-/* --- the simple calls ------------------------------------------------------------------------------------------- */
+/* --- operations ------------------------------------------------------------------------------------------------- */
 
 /* A zero-filled tensor with memory of the context's pool, aligned to at least 64 bytes. Destroy it when done. */
 TCH_API tch_status tch_tensor_create(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
                                      tch_memory_format format, tch_tensor **tensor);
 
-/* The same with contents undefined. */
+/* The same, uninitialized. */
 TCH_API tch_status tch_tensor_create_uninitialized(tch_context *context, tch_dtype dtype, int32_t ndim,
                                                    const int64_t *shape, tch_memory_format format, tch_tensor **tensor);
 
-/* Frees a tensor made by tch_tensor_create, before or after its context. NULL is allowed. Must not be called on
- * others. */
+/* Frees a tensor made by tch_tensor_create, before or after its context. NULL is allowed. Only for these
+ * tensors. */
 TCH_API void tch_tensor_destroy(tch_tensor *tensor);
 
 /* A contiguous tensor over the caller's memory on the CPU. `shape` is kept by reference: it must outlive the view. For
@@ -72,17 +72,16 @@ TCH_API tch_tensor tch_tensor_view(void *data, tch_dtype dtype, int32_t ndim, in
 /* dst = src, element by element; any strides. Float types convert into each other, rounding to nearest even; integers
  * are copied to their own type only. The tensors must not overlap.
  *
- * On a GPU's context one side may be in host memory, and that one is contiguous. Where the other is not, or has another
- * type, the numbers pass through the context's workspace, at most 64 MiB of it at a time. A copy to the host waits
- * until it is done. A copy from ordinary memory returns when `src` may be changed again; from page-locked memory
- * (TCH_DEVICE_CUDA_HOST, or registered with CUDA) it is queued, and `src` must stay as it is until its turn has come.
- * Two tensors in host memory are copied by a context of the CPU. */
+ * With a context on a GPU one side may be in host memory and must then be contiguous; a strided or converting copy goes
+ * through at most 64 MiB of the context's workspace. A copy to the host synchronizes. A copy from pageable memory
+ * returns when `src` may be modified again; one from page-locked memory (TCH_DEVICE_CUDA_HOST, or registered with CUDA)
+ * is queued, and `src` must not change until it has run. For two tensors in host memory use a CPU context. */
 TCH_API tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tensor *src);
 
 /* Sets every element, rounding `value` to the tensor's type. */
 TCH_API tch_status tch_tensor_fill(tch_context *context, tch_tensor *tensor, double value);
 
-/* --- questions -------------------------------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------------------------- */
 
 /* Bytes of one element, or 0 for a type the library does not know. */
 TCH_API size_t tch_dtype_size(tch_dtype dtype);
