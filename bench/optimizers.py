@@ -9,43 +9,53 @@ GRAFTING = {None: 0, "sgd": 1, "adagrad": 2, "rmsprop": 3, "adam": 4}
 NONFINITE = {"skip": 0, "raise": 1, "ignore": 2}
 STATE_DTYPE = {"float32": 0, "bfloat16": 1, "int8": 2}
 
-_real, _int = ctypes.c_double, ctypes.c_int32
+_int = ctypes.c_int32
+
+
+def _struct(*groups):
+    return type("_Options", (ctypes.Structure,), {"_fields_": fields(*groups)})
+
+
+# The structs of options in tch_optim_config, but that for AdamW's part.
+_STRUCTS = {
+    "shampoo": _struct(
+        "long max_preconditioner_dim",
+        "int merge_dims precondition_1d precondition_frequency",
+        "real refresh_drift refresh_budget",
+        "int stagger start_preconditioning_step exponent_override grafting",
+        "real grafting_beta2 grafting_eps",
+    ),
+    "soap": _struct("int block", "real shampoo_beta", "int normalize_grads"),
+    "muon": _struct("int method", "real ns_coefficients[3]", "int ns_steps adjust_lr_fn"),
+    "memory": _struct(
+        "int state_dtype packed_factors root_dtype master_weights stochastic_rounding", "unsigned seed", "long budget"
+    ),
+    "numerics": _struct("int precision", "real damping tolerance", "int method nonfinite world_invariant"),
+}
 
 
 class Config(ctypes.Structure):
     """tch_optim_config, field by field."""
 
-    _fields_ = fields(
-        "size struct_size",
-        "int kind",
-        "real lr weight_decay",
-        "int decay maximize",
-        "real momentum dampening",
-        "int nesterov",
-        "real beta1 beta2 eps",
-        "int bias_correction amsgrad",
-        "real scalar_lr scalar_base_lr scalar_beta1 scalar_beta2 scalar_eps scalar_weight_decay",
-        "long max_preconditioner_dim",
-        "int block merge_dims precondition_1d packed_factors precondition_frequency",
-        "real refresh_drift refresh_budget",
-        "int start_preconditioning_step stagger precision",
-        "int world_invariant",
-        "real relative_eps root_tolerance",
-        "int root_dtype root_method exponent_override grafting",
-        "real grafting_beta2 grafting_eps shampoo_beta",
-        "int normalize_grads muon_method",
-        "real muon_coefficients[3]",
-        "int muon_steps muon_lr master_weights stochastic_rounding state_dtype nonfinite",
-        "unsigned seed",
-        "long memory_budget",
-    )
+    _fields_ = [
+        *fields(
+            "size struct_size",
+            "int kind",
+            "real lr weight_decay",
+            "int weight_decay_type maximize",
+            "real beta1 beta2 eps momentum dampening",
+            "int nesterov use_bias_correction amsgrad",
+        ),
+        ("adamw", _struct("real lr base_lr beta1 beta2 eps weight_decay")),
+        *_STRUCTS.items(),
+    ]
 
 
 class _Parameter(ctypes.Structure):
     _fields_ = [
         ("tensor", ctypes.POINTER(_Tensor)),
         ("name", ctypes.c_char_p),
-        ("elementwise", _int),
+        ("use_adamw", _int),
         ("batch_dims", _int),
         ("cut_count", _int),
         ("cuts", ctypes.POINTER(ctypes.c_int64)),
@@ -57,7 +67,10 @@ class _Memory(ctypes.Structure):
 
 
 class _Stats(ctypes.Structure):
-    _fields_ = fields("size struct_size", "long steps skipped refreshes failed", "real worst_residual")
+    _fields_ = fields(
+        *("size struct_size", "long steps skipped refreshes failed", "real worst_residual", "long refreshed_factors"),
+        "real interval_mean interval_max staleness_mean staleness_max",
+    )
 
 
 def _figures(struct):
@@ -65,17 +78,17 @@ def _figures(struct):
 
 
 def defaults(library, kind, **options):
-    """The library's defaults of a kind with some options changed; a wrong name is an error."""
+    """The defaults of a kind with some options changed, those of structs by name alone; a wrong name is an error."""
     library.lib.tch_optim_defaults.restype = Config
     config = library.lib.tch_optim_defaults(_int(KINDS[kind]))
     if kind == "shampoo":  # the paper's, which figures have been taken with from the first
         options = {"lr": 0.03, "beta2": 1.0, "eps": 1e-4, "grafting": 0} | options
     for name, value in options.items():
-        if name == "muon_coefficients":
-            value = (_real * 3)(*value)
-        elif name not in dict(Config._fields_):
+        structs = [config, *(getattr(config, struct) for struct in _STRUCTS)]
+        owner = next((struct for struct in structs if name in dict(struct._fields_)), None)
+        if owner is None:
             raise TypeError(f"tch_optim_config has no {name}")
-        setattr(config, name, value)
+        setattr(owner, name, value)
     return config
 
 
@@ -109,11 +122,6 @@ class Optimizer:
         status = self.library.lib.tch_optimizer_step(self.handle, self._count, self._list)
         if status != 0:
             self.library._check(status)
-
-    def set_config(self, **options):
-        for name, value in options.items():
-            setattr(self.config, name, value)
-        self.library._check(self.library.lib.tch_optimizer_set_config(self.handle, _int(0), ctypes.byref(self.config)))
 
     def memory(self):
         figures = _Memory(ctypes.sizeof(_Memory))

@@ -26,8 +26,8 @@ GRAFTED = {"lr": 1e-3, "betas": (0.9, 0.95), "grafting_beta2": 0.95, "weight_dec
 SOAP = {"lr": 1e-4, "max_preconditioner_dim": 1024, "block": True}
 WHOLE = {"lr": 1e-3, "weight_decay": 0.1}
 
-# Options of torchium.optim as fields of tch_optim_config.
-_C_NAMES = {"method": "muon_method"}
+# Options of torchium.optim as fields of tch_optim_config, where their names differ.
+_C_NAMES = {"relative_eps": "damping"}
 _C_NUMBERS = {
     "grafting": GRAFTING,
     "nonfinite": NONFINITE,

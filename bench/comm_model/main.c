@@ -117,7 +117,7 @@ static void be_rank(world *w, int32_t rank, int32_t ranks, bool by_rows)
         const tch_shard *own = w->shards + (int64_t)i * ranks + rank;
         memcpy(w->sizes[i], by_rows ? own->size : s->size, sizeof w->sizes[i]);
         w->tensors[i] = tch_tensor_view(NULL, TCH_FLOAT32, s->ndim, w->sizes[i]);
-        w->parameters[i] = (tch_parameter){.tensor = &w->tensors[i], .name = s->name, .elementwise = s->elementwise};
+        w->parameters[i] = (tch_parameter){.tensor = &w->tensors[i], .name = s->name, .use_adamw = s->elementwise};
     }
 }
 
@@ -180,9 +180,9 @@ static void print_row(const world *w, const char *name, const char *optimizer, b
 static tch_optim_config config_of(bool muon)
 {
     tch_optim_config c = tch_optim_defaults(muon ? TCH_OPTIM_MUON : TCH_OPTIM_SHAMPOO);
-    c.grafting = TCH_GRAFTING_NONE;
-    c.precondition_frequency = PERIOD;
-    c.max_preconditioner_dim = 1024;
+    c.shampoo.grafting = TCH_GRAFTING_NONE;
+    c.shampoo.precondition_frequency = PERIOD;
+    c.shampoo.max_preconditioner_dim = 1024;
     return c;
 }
 

@@ -120,7 +120,7 @@ static void count_work(const tch_optimizer *o, int32_t rank, replay_rank *result
 /* 16 products of a factor's size for a root, as the plan of owners counts. */
 static void count_refreshes(tch_optimizer *o, replay_rank *result)
 {
-    int32_t period = tchi_group_at(o, 0)->config.precondition_frequency;
+    int32_t period = tchi_group_at(o, 0)->config.shampoo.precondition_frequency;
     if (o->factor_batches.count > 0) {
         tchi_refresh_plan(o, 0, period);
     }
@@ -181,9 +181,9 @@ tch_status replay_step(tch_context *context, const tch_optim_config *config, con
     memset(result, 0, sizeof *result);
     tch_comm *comm;
     tch_optimizer o;
-    if (config->precondition_frequency > REPLAY_MOST_PERIOD) {
+    if (config->shampoo.precondition_frequency > REPLAY_MOST_PERIOD) {
         return tchi_fail(TCH_ERR_UNSUPPORTED, "precondition_frequency is %d, expected %d at most",
-                         config->precondition_frequency, REPLAY_MOST_PERIOD);
+                         config->shampoo.precondition_frequency, REPLAY_MOST_PERIOD);
     }
     TCHI_TRY(tchi_optim_check(context, "replay_step", config, count, parameters, false));
     TCHI_TRY(open_silent(group, rank, &comm));

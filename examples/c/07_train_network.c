@@ -31,8 +31,8 @@ int main(void)
     }
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
     config.lr = 0.01;
-    config.precondition_frequency = 10;
-    config.grafting = TCH_GRAFTING_ADAM;
+    config.shampoo.precondition_frequency = 10;
+    config.shampoo.grafting = TCH_GRAFTING_ADAM;
     tch_optimizer *optimizer;
     must(tch_optimizer_create(context, &config, NULL, PARAMETERS, parameters, &optimizer));
 

@@ -23,8 +23,8 @@ static void model_create(tch_context *context, model *m)
     must(tch_tensor_create(context, TCH_FLOAT16, 2, m->shape, TCH_CONTIGUOUS, &m->weight_gradient));
     must(tch_tensor_create(context, TCH_FLOAT16, 1, m->shape, TCH_CONTIGUOUS, &m->offset_gradient));
     tch_optim_config shampoo = tch_optim_defaults(TCH_OPTIM_SHAMPOO), adamw = tch_optim_defaults(TCH_OPTIM_ADAMW);
-    shampoo.precondition_frequency = 10;
-    shampoo.grafting = TCH_GRAFTING_ADAM;
+    shampoo.shampoo.precondition_frequency = 10;
+    shampoo.shampoo.grafting = TCH_GRAFTING_ADAM;
     const tch_parameter weight = {.tensor = &m->weight, .name = "weight"},
                         offset = {.tensor = &m->offset, .name = "offset"};
     must(tch_optimizer_create(context, &shampoo, NULL, 1, &weight, &m->shampoo));

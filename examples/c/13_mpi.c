@@ -110,8 +110,8 @@ static void train(part p, const tch_placement *placements, float *parameters[MAT
         entries[m] = (tch_parameter){.tensor = &p.tensors[m], .name = names[m]};
     }
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
-    config.max_preconditioner_dim = 32;
-    config.precondition_frequency = 2;
+    config.shampoo.max_preconditioner_dim = 32;
+    config.shampoo.precondition_frequency = 2;
     tch_optim_setup setup = TCH_OPTIM_SETUP_INIT;
     setup.comm = p.comm;
     setup.placements = placements;

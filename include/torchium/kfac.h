@@ -48,12 +48,12 @@ typedef struct tch_kfac_config {
     tch_kfac_method method;
     tch_sharing sharing;
     double damping;      /* (step) > 0 */
-    double factor_decay; /* (step) of the moving averages, 0 to 1; 1 with bias_correction is the mean of all */
+    double factor_decay; /* (step) of the moving averages, 0 to 1; 1 with use_bias_correction is the mean of all */
     double kl_clip; /* (step) gradients are scaled by min(1, sqrt(kl_clip / |lr^2 sum of <new, old>|)), decided on the
                                 device over all layers; 0 leaves it out */
-    int32_t bias_correction; /* averages weigh what was seen only; otherwise factors begin at the unit matrix */
-    int32_t accumulation;    /* (step) calls of tch_kfac_observe per layer and step that are averaged, at least 1 */
-    tch_dtype factor_dtype;  /* float32 or float64 */
+    int32_t use_bias_correction; /* averages weigh what was seen only; otherwise factors begin at the unit matrix */
+    int32_t accumulation_steps;  /* (step) calls of tch_kfac_observe per layer and step that are averaged, at least 1 */
+    tch_dtype factor_dtype;      /* float32 or float64 */
 } tch_kfac_config;
 #define TCH_KFAC_CONFIG_INIT                                                                                           \
     {                                                                                                                  \

@@ -52,150 +52,147 @@ typedef enum tch_grafting {
     TCH_GRAFTING_ADAM = 4
 } tch_grafting;
 
-typedef enum tch_decay {
-    TCH_DECAY_DECOUPLED = 0, /* p shrinks by lr weight_decay, beside the step */
-    TCH_DECAY_L2 = 1         /* weight_decay p is added to the gradient */
-} tch_decay;
+typedef enum tch_weight_decay_type {
+    TCH_WEIGHT_DECAY_DECOUPLED = 0, /* p -= lr weight_decay p, in addition to the step */
+    TCH_WEIGHT_DECAY_L2 = 1         /* adds weight_decay p to the gradient */
+} tch_weight_decay_type;
 
-/* What a step does when a gradient holds an infinity or a NaN. Decided on the device, for the whole step: a bad
- * gradient never reaches a factor, a moment or a parameter. (On a GPU, where the host does not wait to learn of it,
- * roots and bases that were due are refreshed all the same, from the factors as they are. At the steps with which roots
- * and bases begin the host does wait.) */
+/* What a step does when a gradient has an infinity or a NaN. The device decides, once for the whole step: a non-finite
+ * gradient never reaches a factor, a moment or a parameter. (On a GPU the host does not wait for the outcome, so roots
+ * and bases scheduled for this step are still refreshed, from the unchanged factors. It does wait at the first refresh
+ * of roots and bases.) */
 typedef enum tch_nonfinite {
-    TCH_NONFINITE_SKIP = 0,  /* nothing changes but the count of skipped steps */
-    TCH_NONFINITE_RAISE = 1, /* the same, and the step waits for the device and returns TCH_ERR_NUMERIC */
-    TCH_NONFINITE_IGNORE = 2 /* not looked for */
+    TCH_NONFINITE_SKIP = 0,  /* counts the step as skipped and changes nothing else */
+    TCH_NONFINITE_RAISE = 1, /* skips, synchronizes and returns TCH_ERR_NUMERIC */
+    TCH_NONFINITE_IGNORE = 2 /* no check */
 } tch_nonfinite;
 
-/* How the step length of a Muon matrix [m, n] follows from lr. NorMuon scales its direction so that the step is as long
- * as Muon's of an exactly orthogonal one would be: this times sqrt(min(m, n)), in the Frobenius norm. */
-typedef enum tch_muon_lr {
-    TCH_MUON_LR_ORIGINAL = 0,        /* lr sqrt(max(1, m / n)) */
-    TCH_MUON_LR_MATCH_RMS_ADAMW = 1, /* 0.2 lr sqrt(max(m, n)) */
-    TCH_MUON_LR_PLAIN = 2            /* lr */
-} tch_muon_lr;
+/* The step length of Muon for a matrix [m, n]. NorMuon scales its direction to the Frobenius norm that an exactly
+ * orthogonal direction would have: this times sqrt(min(m, n)). */
+typedef enum tch_adjust_lr_fn {
+    TCH_ADJUST_LR_ORIGINAL = 0,        /* lr sqrt(max(1, m / n)) */
+    TCH_ADJUST_LR_MATCH_RMS_ADAMW = 1, /* 0.2 lr sqrt(max(m, n)) */
+    TCH_ADJUST_LR_PLAIN = 2            /* lr */
+} tch_adjust_lr_fn;
 
-/* How accurate the products with float32 gradients are. Roots and bases are always computed as their own tolerance
- * says. */
+/* Precision of products with float32 gradients. Roots and bases always reach their own tolerance. */
 typedef enum tch_precision {
-    TCH_PRECISION_HIGH = 0,   /* on a GPU with TF32 operands are rounded to 11 bits: far below a gradient's own noise */
+    TCH_PRECISION_HIGH = 0,   /* TF32 on a GPU that has it: operands are rounded to 11 bits, far below gradient noise */
     TCH_PRECISION_HIGHEST = 1 /* float32 */
 } tch_precision;
 
-/* How moments of single elements are kept: AdamW's two, also of what other kinds leave to AdamW, Lion's and SGD's. They
- * are rounded stochastically, by bits that depend on `seed`, the step and the element alone. */
+/* Storage of the moments of elementwise updates: SGD, Lion and AdamW, also where AdamW is part of another optimizer.
+ * Rounding is stochastic, by bits that depend only on `seed`, the step and the element. */
 typedef enum tch_state_dtype {
     TCH_STATE_FLOAT32 = 0,
     TCH_STATE_BFLOAT16 = 1,
-    TCH_STATE_INT8 = 2 /* eight bits by blocks of 128 elements: 2.06 bytes for AdamW's two moments instead of 8 */
+    TCH_STATE_INT8 = 2 /* 8 bits, scaled in blocks of 128 elements: 2.06 bytes for AdamW's two moments instead of 8 */
 } tch_state_dtype;
 
-/* All options of all kinds; each kind reads the ones named after it. Take one from tch_optim_defaults and change what
- * you need. Those marked (step) may be changed between steps. */
+/* The configuration of a parameter group. Start from tch_optim_defaults and change what you need; each kind reads the
+ * fields that name it. Fields are called as in Python, and grouped as there. Those marked (step) may change between
+ * steps. */
 typedef struct tch_optim_config {
     size_t struct_size;
     tch_optim_kind kind;
 
-    /* --- all */
-    double lr;           /* (step) */
-    double weight_decay; /* (step) */
-    tch_decay decay;     /* SGD is always l2, Muon, NorMuon and Lion always decoupled */
+    double lr;                               /* (step) */
+    double weight_decay;                     /* (step) */
+    tch_weight_decay_type weight_decay_type; /* AdamW, Shampoo, SOAP. SGD is always L2; Muon, NorMuon, Lion decoupled */
     int32_t maximize;
-
-    /* --- SGD, and what follows the preconditioner in Shampoo */
+    /* (step) Decay rates. AdamW, SOAP: of the moments. Shampoo: of the filtered gradient (0: no filter) and the factors
+     * (1: their sum). Lion: of the average in the direction and the stored one. NorMuon: beta2, of the row moments */
+    double beta1, beta2;
+    double eps;       /* (step) AdamW, SOAP: added to the root of the second moment. Muon: the least norm of a matrix.
+                        NorMuon: both. Shampoo: absolute damping of the factors */
     double momentum;  /* (step) SGD, Shampoo: buffer = momentum buffer + d. Muon, NorMuon: a moving average */
     double dampening; /* (step) SGD */
     int32_t nesterov; /* SGD, Shampoo, Muon, NorMuon */
+    int32_t use_bias_correction; /* Shampoo, SOAP; AdamW always does */
+    int32_t amsgrad;             /* AdamW */
 
-    /* --- AdamW, SOAP, Shampoo: moving averages of the gradient (beta1) and of its square or of the factors (beta2).
-     * Lion: the gradient's average in the direction (beta1) and from step to step (beta2). NorMuon: the rows' second
-     * moments (beta2) */
-    double beta1, beta2; /* (step) Shampoo: beta1 = 0 leaves the gradient as it is, beta2 = 1 sums the factors */
-    double eps;          /* (step) AdamW, SOAP: beside a root. Muon: the least norm of a matrix. NorMuon: both. Shampoo:
-                                damping of the factors, absolute */
-    int32_t bias_correction; /* AdamW (always on), SOAP, Shampoo */
-    int32_t amsgrad;         /* AdamW */
+    /* AdamW for the parameters that Shampoo, SOAP, Muon and NorMuon do not precondition */
+    struct {
+        double lr;      /* (step) AdamW uses adamw.lr lr / adamw.base_lr, so that it follows a schedule of lr. 0: lr
+                           itself, or 0.3 lr for Muon and NorMuon unless adjust_lr_fn is MATCH_RMS_ADAMW; the group's
+                           configuration then holds that value */
+        double base_lr; /* (step) the lr that adamw.lr belongs to. 0: the lr of the configuration that sets adamw.lr;
+                           where that is 0 too there is no ratio: adamw.lr is used as it is while lr is not 0 */
+        double beta1, beta2; /* (step) */
+        double eps;          /* (step) */
+        double weight_decay; /* (step) -1: the weight_decay above */
+    } adamw;
 
-    /* --- AdamW for what Shampoo, SOAP, Muon and NorMuon do not take */
-    double scalar_lr;      /* (step) It follows lr: AdamW gets scalar_lr lr / scalar_base_lr. 0, not given: lr itself;
-                              0.3 lr for Muon and NorMuon unless muon_lr is MATCH_RMS_ADAMW, since lr is not of AdamW's
-                              size then. The group's configuration has the number */
-    double scalar_base_lr; /* (step) the lr that scalar_lr goes with. 0: the lr of the configuration that brings
-                              scalar_lr; where that is 0 too there is no ratio, and scalar_lr stays as it is while lr is
-                              not 0 */
-    double scalar_beta1, scalar_beta2; /* (step) */
-    double scalar_eps;                 /* (step) */
-    double scalar_weight_decay;        /* (step) -1 for weight_decay itself */
+    /* Shampoo, and SOAP, which runs Adam in the eigenbasis of Shampoo's factors */
+    struct {
+        int64_t max_preconditioner_dim; /* Shampoo, and SOAP with soap.block: larger dimensions are split into blocks of
+                                           at most this size. SOAP otherwise: a larger dimension has no factor. Neither
+                                           has a side of a block over 100 times as long as the product of the others */
+        int32_t merge_dims;             /* tensors of rank above 2: merge neighboring dimensions, innermost first, while
+                                           their product is at most max_preconditioner_dim; 0: a factor for each */
+        int32_t precondition_1d;        /* vectors too */
+        int32_t precondition_frequency; /* (step) steps between refreshes, at least 1; the maximum with refresh_drift */
+        double refresh_drift;           /* (step) adaptive refresh: the interval of a factor, 1 at first, doubles when a
+                                           refresh finds its root or basis off by less than half of this, and halves
+                                           when off by more than this; see docs/optimizers.md. 0: a fixed interval */
+        double refresh_budget; /* (step) adaptive refresh: the largest fraction of the factors refreshed in one step */
+        int32_t stagger;       /* (step) spread refreshes over the steps of an interval, balanced by cost */
+        /* Shampoo only */
+        int32_t start_preconditioning_step; /* before this step, counted from 1, the grafted method alone (SGD without
+                                               grafting); -1: precondition from the first step */
+        int32_t exponent_override;          /* the root is the power -1/override. 0: twice the number of factors */
+        tch_grafting grafting;
+        double grafting_beta2, grafting_eps; /* (step) */
+    } shampoo;
 
-    /* --- Shampoo and SOAP: which matrices have factors */
-    int64_t max_preconditioner_dim; /* Shampoo: larger dimensions are cut into blocks of at most this size. SOAP: into
-                                       blocks too if `block` is set, otherwise a larger dimension has no factor. Nor
-                                       has a side of a block that is over 100 times as long as the others' product */
-    int32_t block;                  /* SOAP */
-    int32_t merge_dims;      /* tensors of rank above 2: neighboring dimensions, innermost first, are merged while
-                                       their product stays within max_preconditioner_dim; 0 keeps a factor for each */
-    int32_t precondition_1d; /* SOAP, Shampoo: vectors too */
-    int32_t packed_factors;  /* SOAP, Shampoo: factors, and Shampoo's roots, are kept as lower triangles: half the
-                                memory, the same numbers. Every step unpacks as many at a time as memory_budget holds */
-    int32_t precondition_frequency; /* (step) refresh every so many steps, at least 1; with refresh_drift, that many at
-                                       most */
-    double refresh_drift;  /* (step) Shampoo, SOAP: adaptive refresh. The steps between two refreshes of a factor, 1 at
-                              first, are doubled where one found its root or basis off by less than half of this, and
-                              halved where it was off by more: see docs/optimizers.md. 0: a fixed period */
-    double refresh_budget; /* (step) adaptive refresh: the largest share of all factors refreshed at one step */
-    int32_t start_preconditioning_step; /* Shampoo: the grafted method alone (SGD without one) before this step, counted
-                                           from 1; -1 begins at once */
-    int32_t stagger; /* (step) Shampoo, SOAP: spread the refreshes over the steps of a period by their cost */
-    tch_precision precision;
-    int32_t world_invariant; /* every block is worked on by itself. A GPU's libraries choose by the size of a batch, and
-                                so by how many ranks share an optimizer; with this results have the same bits for any
-                                number of them, and take longer. On the CPU they have anyway */
+    struct {
+        int32_t block;           /* split dimensions above shampoo.max_preconditioner_dim into blocks */
+        double shampoo_beta;     /* (step) decay rate of the factors; -1: beta2 */
+        int32_t normalize_grads; /* scale the direction of each matrix to a root mean square of 1 */
+    } soap;
 
-    /* --- Shampoo */
-    double relative_eps;   /* (step) damping is max(eps, relative_eps largest eigenvalue); see tch_root_config. Taken
-                                    as at least 2 u sqrt(T), u the unit roundoff and T the gradients in the factor up to
-                                    a power of two: below that a factor is rounding. 0: eps alone, for which a refresh
-                                    has to wait for the device */
-    double root_tolerance; /* 0: the default of tch_inverse_root */
-    tch_state_dtype
-        root_dtype; /* how roots of float32 factors are kept: TCH_STATE_FLOAT32, or TCH_STATE_BFLOAT16, lower
-                                   triangles in a quarter of the memory. Rounding, to nearest, adds at most 2^-9 of its
-                                   norm to the error of a root */
-    tch_root_method root_method; /* TCH_ROOT_AUTO */
-    int32_t exponent_override;   /* the root: the power is -1/override. 0: twice the number of factors */
-    tch_grafting grafting;
-    double grafting_beta2, grafting_eps; /* (step) */
+    /* Muon, NorMuon */
+    struct {
+        tch_ortho_method method;   /* TCH_ORTHO_MINIMAX */
+        double ns_coefficients[3]; /* for TCH_ORTHO_MUON; all 0: its published ones */
+        int32_t ns_steps;          /* 0: the method's usual number, 5, 5 or 3 */
+        tch_adjust_lr_fn adjust_lr_fn;
+    } muon;
 
-    /* --- SOAP */
-    double shampoo_beta;     /* (step) of the factors; below 0 for beta2 */
-    int32_t normalize_grads; /* every step of a matrix is scaled to a mean square of 1 */
+    struct {
+        tch_state_dtype state_dtype; /* float32 for parameters below 4096 elements, float64 for float64 ones. Not with
+                                        amsgrad, nor where ranks share the optimizer */
+        int32_t packed_factors;      /* keep factors, and Shampoo's roots, as lower triangles: half the memory, the same
+                                        results. A step unpacks as many at a time as `budget` allows */
+        tch_state_dtype root_dtype;  /* of roots of float32 factors: FLOAT32, or BFLOAT16, packed: a quarter of the
+                                        memory; rounding to nearest adds at most 2^-9 to their relative error */
+        int32_t master_weights;      /* keep a float32 copy of float16 and bfloat16 parameters */
+        int32_t stochastic_rounding; /* unbiased stochastic rounding of bfloat16 parameters without a float32 copy */
+        uint64_t seed;               /* of stochastic rounding. The first group's counts */
+        int64_t budget; /* bytes of scratch that a step may use; work is split into chunks to stay within it. 0: an
+                           eighth of the state, at least 2 GiB and 1/32 of the GPU's memory. The first group's counts */
+    } memory;
 
-    /* --- Muon, NorMuon */
-    tch_ortho_method muon_method; /* TCH_ORTHO_MINIMAX */
-    double muon_coefficients[3];  /* for TCH_ORTHO_MUON; all 0 for its own */
-    int32_t muon_steps;           /* 0 for as many as the method usually takes: 5, 5, 3 */
-    tch_muon_lr muon_lr;
-
-    /* --- half-precision parameters */
-    int32_t master_weights;      /* keep a float32 copy, of which the parameter is the rounding */
-    int32_t stochastic_rounding; /* bfloat16 parameters without a copy: round at random, right on average */
-
-    /* --- elementwise updates */
-    tch_state_dtype state_dtype; /* of their moments; parameters below 4096 elements keep float32, and float64 ones
-                                    float64. Not with amsgrad, and not where ranks share the optimizer */
-
-    /* --- of the whole optimizer: the first group's count */
-    tch_nonfinite nonfinite;
-    uint64_t seed;         /* of stochastic rounding, of parameters and of moments */
-    int64_t memory_budget; /* extra memory a step may take beyond the state, in bytes; 0: an eighth of the state, and at
-                              least 2 GiB and a 32nd of the GPU's memory. Work is cut into chunks to stay within it */
+    struct {
+        tch_precision precision;
+        double damping;          /* (step) Shampoo's damping is max(eps, damping times the largest eigenvalue); see
+                             tch_root_config. At least 2 u sqrt(T) is used, u the unit roundoff and T the gradients in
+                             the factor, rounded to a power of two: rounding error is of that size. 0: eps alone; a
+                             refresh then waits for the device */
+        double tolerance;        /* residual of Shampoo's roots. 0: the default of tch_inverse_root */
+        tch_root_method method;  /* of Shampoo's roots: TCH_ROOT_AUTO */
+        tch_nonfinite nonfinite; /* the first group's counts */
+        int32_t world_invariant; /* update every block by itself. GPU libraries choose algorithms by batch size, which
+                                    depends on how many ranks share an optimizer; with this, results have the same bits
+                                    for any number of ranks, and steps are slower. A CPU's always have */
+    } numerics;
 } tch_optim_config;
 
 /* One parameter, or one gradient's place in the list. */
 typedef struct tch_parameter {
-    tch_tensor *tensor;  /* updated in place; the description is copied, the memory is not */
-    const char *name;    /* for state, messages and checkpoints; copied. NULL: "parameterN" */
-    int32_t elementwise; /* 1: AdamW for this one, whatever its shape, as for embeddings */
+    tch_tensor *tensor; /* updated in place; the description is copied, the memory is not */
+    const char *name;   /* for state, messages and checkpoints; copied. NULL: "parameterN" */
+    int32_t use_adamw;  /* 1: AdamW for this one, whatever its shape, as for embeddings */
     /* Several matrices in one tensor, each of which methods with blocks treat as a parameter of its own. The tensor is
      * then contiguous. */
     int32_t batch_dims;  /* leading dimensions that only number them: 1 for experts, [E, m, n] */
@@ -310,11 +307,11 @@ TCH_API tch_status tch_optimizer_get_config(const tch_optimizer *optimizer, int3
 /* Changes a group's numbers, those marked (step); a change of anything else is an error that names it. */
 TCH_API tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, const tch_optim_config *config);
 
-/* The change people make most; what AdamW gets of the group follows it, see scalar_lr. */
+/* Sets lr; AdamW's learning rate follows, see adamw.lr. */
 TCH_API tch_status tch_optimizer_set_lr(tch_optimizer *optimizer, int32_t group, double lr);
 
 /* A learning rate that lives on the device, float32 or float64 with one element, read at every step from now on; NULL
- * returns to the number in the configuration. scalar_lr follows it too. */
+ * returns to the number in the configuration. AdamW's learning rate follows it too. */
 TCH_API tch_status tch_optimizer_set_lr_tensor(tch_optimizer *optimizer, int32_t group, const tch_tensor *lr);
 
 /* Moves a parameter to other memory: same shape, dtype and layout. Its state stays. */

@@ -73,9 +73,14 @@ static int take_layers(PyObject *list, layer_list *layers)
 #define AT(name) #name, offsetof(tch_kfac_config, name)
 
 static const py_field fields[] = {
-    {AT(method), PY_WORD, method_words}, {AT(sharing), PY_WORD, sharing_words}, {AT(damping), PY_REAL, NULL},
-    {AT(factor_decay), PY_REAL, NULL},   {AT(kl_clip), PY_REAL, NULL},          {AT(bias_correction), PY_BOOL, NULL},
-    {AT(accumulation), PY_INT32, NULL},  {AT(factor_dtype), PY_DTYPE, NULL},
+    {AT(method), PY_WORD, method_words},
+    {AT(sharing), PY_WORD, sharing_words},
+    {AT(damping), PY_REAL, NULL},
+    {AT(factor_decay), PY_REAL, NULL},
+    {AT(kl_clip), PY_REAL, NULL},
+    {AT(use_bias_correction), PY_BOOL, NULL},
+    {AT(accumulation_steps), PY_INT32, NULL},
+    {AT(factor_dtype), PY_DTYPE, NULL},
 };
 
 /* Fields that are missing have the defaults. */

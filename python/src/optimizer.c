@@ -89,11 +89,11 @@ static int take_role(PyObject *item, tch_parameter *parameter)
     Py_ssize_t bytes = 0;
     if (!PyTuple_Check(item)) {
         int failed = py_take_bool(item, "a role", &elementwise);
-        parameter->elementwise = failed == 0 && elementwise;
+        parameter->use_adamw = failed == 0 && elementwise;
         return failed;
     }
     char *data = NULL;
-    if (!PyArg_ParseTuple(item, "piO", &parameter->elementwise, &parameter->batch_dims, &cuts) ||
+    if (!PyArg_ParseTuple(item, "piO", &parameter->use_adamw, &parameter->batch_dims, &cuts) ||
         PyBytes_AsStringAndSize(cuts, &data, &bytes) < 0 || bytes % (Py_ssize_t)sizeof(int64_t) != 0 ||
         bytes / (Py_ssize_t)sizeof(int64_t) > INT32_MAX) {
         PyErr_Clear();

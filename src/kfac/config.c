@@ -9,6 +9,7 @@
 typedef enum option_type { REAL, INTEGER } option_type; /* enumerations have the size of an int32_t */
 
 typedef struct option {
+    const char *key; /* in checkpoints */
     const char *name;
     size_t offset;
     option_type type;
@@ -17,7 +18,7 @@ typedef struct option {
     const char *range;  /* in words, for the message: both ends, since a value may lie beyond either */
 } option;
 
-#define AT(field) offsetof(tch_kfac_config, field)
+#define AT(field) #field, offsetof(tch_kfac_config, field)
 #define SMALLEST 1e-300
 #define LARGEST 1e300
 
@@ -27,18 +28,14 @@ static const option options[] = {
     {"damping", AT(damping), REAL, true, SMALLEST, LARGEST, "1e-300 to 1e300"},
     {"factor_decay", AT(factor_decay), REAL, true, 0, 1, "0 to 1"},
     {"kl_clip", AT(kl_clip), REAL, true, 0, LARGEST, "0 to 1e300"},
-    {"bias_correction", AT(bias_correction), INTEGER, false, 0, 1, "0 or 1"},
-    {"accumulation", AT(accumulation), INTEGER, true, 1, 1 << 30, "1 to 1073741824"},
+    {"bias_correction", AT(use_bias_correction), INTEGER, false, 0, 1, "0 or 1"},
+    {"accumulation", AT(accumulation_steps), INTEGER, true, 1, 1 << 30, "1 to 1073741824"},
 };
 #define OPTIONS ((int32_t)(sizeof options / sizeof options[0]))
 
-bool tchi_kfac_option(int32_t index, const char **name)
+const char *tchi_kfac_option_key(int32_t index)
 {
-    if (index >= OPTIONS) {
-        return false;
-    }
-    *name = options[index].name;
-    return true;
+    return index < OPTIONS ? options[index].key : NULL;
 }
 
 double tchi_kfac_option_get(const tch_kfac_config *config, int32_t index)

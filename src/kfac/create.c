@@ -78,7 +78,7 @@ static tch_status fill_state(tch_kfac *k)
     TCHI_TRY(t->device->zero_bytes(k->context->state, k->beside.pointer, k->beside.bytes));
     TCHI_TRY(
         t->device->copy_bytes(k->context->state, &k->control->scale, &(double){1.0}, sizeof(double), TCH_COPY_NUMBERS));
-    double start = k->config.bias_correction ? 0.0 : 1.0;
+    double start = k->config.use_bias_correction ? 0.0 : 1.0;
     for (int32_t i = 0; i < k->factor_batch_count; i++) {
         const tchi_kfac_factor_batch *f = &k->factor_batches[i];
         tch_matrices factors = tchi_kfac_factors(k, f, 0, f->count);

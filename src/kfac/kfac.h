@@ -114,8 +114,8 @@ struct tch_kfac {
 tch_status tchi_kfac_check_config(const char *function, const tch_kfac_config *config);
 /* Refuses changes of what is not marked (step). */
 tch_status tchi_kfac_check_change(const tch_kfac_config *now, const tch_kfac_config *next);
-/* Options by number, for checkpoints; false past the last one. */
-bool tchi_kfac_option(int32_t index, const char **name);
+/* Options by number, for checkpoints: their keys there, NULL past the last one. */
+const char *tchi_kfac_option_key(int32_t index);
 /* A number from elsewhere, called `what` in messages, that is to become option `index`: NaN and what is too large, or
  * no whole number, cannot be set. */
 tch_status tchi_kfac_check_value(const char *what, int32_t index, double value);

@@ -14,7 +14,7 @@
 static double share_of(const tch_kfac_config *config, int64_t updates)
 {
     double decay = config->factor_decay;
-    if (!config->bias_correction) {
+    if (!config->use_bias_correction) {
         return 1.0 - decay;
     }
     return decay == 1.0 ? 1.0 / (double)updates : (1.0 - decay) / -expm1((double)updates * log(decay));
@@ -24,7 +24,7 @@ static double share_of(const tch_kfac_config *config, int64_t updates)
 static tchi_curvature_update curvature_update(const tch_kfac *k, double share, bool first, const float *grad_scale)
 {
     return (tchi_curvature_update){
-        .alpha = share / k->config.accumulation, .beta = first ? 1.0 - share : 1.0, .grad_scale = grad_scale};
+        .alpha = share / k->config.accumulation_steps, .beta = first ? 1.0 - share : 1.0, .grad_scale = grad_scale};
 }
 
 /* The tensors of one layer's state. */
@@ -163,7 +163,7 @@ static tch_status observe_batch(tch_kfac *k, observation *o)
         counts[TCHI_SCALE_UPDATES] += o->first;
     }
     counts[TCHI_UPDATES] += o->first;
-    counts[TCHI_PENDING] = counts[TCHI_PENDING] + 1 < k->config.accumulation ? counts[TCHI_PENDING] + 1 : 0;
+    counts[TCHI_PENDING] = counts[TCHI_PENDING] + 1 < k->config.accumulation_steps ? counts[TCHI_PENDING] + 1 : 0;
     return TCH_OK;
 }
 

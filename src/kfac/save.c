@@ -65,7 +65,6 @@ static tch_status add_counts(const tch_kfac *k, tch_checkpoint_writer *writer, c
 tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const char *prefix)
 {
     char name[FULL_NAME];
-    const char *option;
     TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_save"));
     TCHI_TRY(check_file("tch_kfac_save", writer, "writer", prefix));
     TCHI_ENTER(kfac->context, "tch_kfac_save");
@@ -77,9 +76,9 @@ tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const ch
         }
     }
     TCHI_TRY(tch_checkpoint_writer_set_text(writer, join_name(name, prefix, "kind"), kind_value));
-    for (int32_t i = 0; tchi_kfac_option(i, &option); i++) {
+    for (int32_t i = 0; tchi_kfac_option_key(i) != NULL; i++) {
         double value = tchi_kfac_option_get(&kfac->config, i);
-        TCHI_TRY(tch_checkpoint_writer_set_number(writer, join_name(name, prefix, option), value));
+        TCHI_TRY(tch_checkpoint_writer_set_number(writer, join_name(name, prefix, tchi_kfac_option_key(i)), value));
     }
     return TCH_OK;
 }
@@ -159,16 +158,15 @@ static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, co
 {
     char name[FULL_NAME];
     char what[FULL_NAME + 32];
-    const char *option;
     const char *kind = tch_checkpoint_text(file, join_name(name, prefix, "kind"));
     if (kind == NULL || strcmp(kind, kind_value) != 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint's '%s' is a state of %s, expected one of %s", prefix,
                          kind == NULL ? "nothing" : kind, kind_value);
     }
     *config = k->config;
-    for (int32_t i = 0; tchi_kfac_option(i, &option); i++) {
+    for (int32_t i = 0; tchi_kfac_option_key(i) != NULL; i++) {
         double value;
-        TCHI_TRY(tch_checkpoint_number(file, join_name(name, prefix, option), &value));
+        TCHI_TRY(tch_checkpoint_number(file, join_name(name, prefix, tchi_kfac_option_key(i)), &value));
         snprintf(what, sizeof what, "the checkpoint's '%s'", name);
         TCHI_TRY(tchi_kfac_check_value(what, i, value));
         tchi_kfac_option_set(config, i, value);

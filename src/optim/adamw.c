@@ -20,11 +20,11 @@ static void set_defaults(tch_optim_config *c)
 
 static tch_status check(const char *function, const tch_optim_config *c)
 {
-    if (c->amsgrad && c->state_dtype != TCH_STATE_FLOAT32) {
+    if (c->amsgrad && c->memory.state_dtype != TCH_STATE_FLOAT32) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: state_dtype is %s, expected float32 with amsgrad: its largest second moments are kept in "
                          "float32 alone",
-                         function, c->state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16");
+                         function, c->memory.state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16");
     }
     return tchi_config_check_beta2(function, c);
 }

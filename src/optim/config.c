@@ -14,6 +14,7 @@
 typedef enum option_type { REAL, INT32, INT64, ENUM } option_type;
 
 typedef struct option {
+    const char *key; /* in checkpoints */
     const char *name;
     size_t offset;
     option_type type;
@@ -23,12 +24,12 @@ typedef struct option {
     const char *range;  /* in words, for the message: both ends, since a value may lie beyond either */
 } option;
 
-#define AT(field) offsetof(tch_optim_config, field)
+#define AT(field) #field, offsetof(tch_optim_config, field)
 
 static const option options[] = {
     {"lr", AT(lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
     {"weight_decay", AT(weight_decay), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"decay", AT(decay), ENUM, 0, 0, TCH_DECAY_L2, 0, "one of tch_decay"},
+    {"decay", AT(weight_decay_type), ENUM, 0, 0, TCH_WEIGHT_DECAY_L2, 0, "one of tch_weight_decay_type"},
     {"maximize", AT(maximize), INT32, 0, 0, 1, 0, "0 or 1"},
     {"momentum", AT(momentum), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
     {"dampening", AT(dampening), REAL, 1, -LARGEST, 1, 0, "-1e300 to 1"},
@@ -36,60 +37,56 @@ static const option options[] = {
     {"beta1", AT(beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
     {"beta2", AT(beta2), REAL, 1, 0, 1, 0, "0 to 1"},
     {"eps", AT(eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"bias_correction", AT(bias_correction), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"bias_correction", AT(use_bias_correction), INT32, 0, 0, 1, 0, "0 or 1"},
     {"amsgrad", AT(amsgrad), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"scalar_lr", AT(scalar_lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"scalar_base_lr", AT(scalar_base_lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"scalar_beta1", AT(scalar_beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"scalar_beta2", AT(scalar_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"scalar_eps", AT(scalar_eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"scalar_weight_decay", AT(scalar_weight_decay), REAL, 1, -1, LARGEST, 0, "0 to 1e300, or -1"},
-    {"max_preconditioner_dim", AT(max_preconditioner_dim), INT64, 0, 1, 1 << 20, 0, "1 to 1048576"},
-    {"block", AT(block), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"merge_dims", AT(merge_dims), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"precondition_1d", AT(precondition_1d), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"packed_factors", AT(packed_factors), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"precondition_frequency", AT(precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 to 1073741824"},
-    {"refresh_drift", AT(refresh_drift), REAL, 1, 0, 1e6, 0, "0 to 1e6"},
-    {"refresh_budget", AT(refresh_budget), REAL, 1, 1e-6, 1, 0, "1e-6 to 1"},
-    {"start_preconditioning_step", AT(start_preconditioning_step), INT32, 0, -1, 1 << 30, 0, "-1, or 0 to 1073741824"},
-    {"stagger", AT(stagger), INT32, 1, 0, 1, 0, "0 or 1"},
-    {"precision", AT(precision), ENUM, 0, 0, TCH_PRECISION_HIGHEST, 0, "one of tch_precision"},
-    {"world_invariant", AT(world_invariant), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"relative_eps", AT(relative_eps), REAL, 1, 0, 1, 0, "0 to 1"},
-    {"root_tolerance", AT(root_tolerance), REAL, 0, 0, 1, 1, "0 or more, and below 1"},
-    {"root_dtype", AT(root_dtype), ENUM, 0, 0, TCH_STATE_BFLOAT16, 0, "float32 (0) or bfloat16 (1)"},
-    {"root_method", AT(root_method), ENUM, 0, 0, TCH_ROOT_RATIONAL, 0, "one of tch_root_method"},
-    {"exponent_override", AT(exponent_override), INT32, 0, 0, 8, 0, "0, 1, 2, 3, 4, 6 or 8"},
-    {"grafting", AT(grafting), ENUM, 0, 0, TCH_GRAFTING_ADAM, 0, "one of tch_grafting"},
-    {"grafting_beta2", AT(grafting_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"grafting_eps", AT(grafting_eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"shampoo_beta", AT(shampoo_beta), REAL, 1, -1, 1, 1, "0 or more and below 1, or -1"},
-    {"normalize_grads", AT(normalize_grads), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"muon_method", AT(muon_method), ENUM, 0, 0, TCH_ORTHO_MINIMAX, 0, "one of tch_ortho_method"},
-    {"muon_coefficients[0]", AT(muon_coefficients[0]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
-    {"muon_coefficients[1]", AT(muon_coefficients[1]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
-    {"muon_coefficients[2]", AT(muon_coefficients[2]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
-    {"muon_steps", AT(muon_steps), INT32, 0, 0, 100, 0, "1 to 100, or 0"},
-    {"muon_lr", AT(muon_lr), ENUM, 0, 0, TCH_MUON_LR_PLAIN, 0, "one of tch_muon_lr"},
-    {"master_weights", AT(master_weights), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"stochastic_rounding", AT(stochastic_rounding), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"state_dtype", AT(state_dtype), ENUM, 0, 0, TCH_STATE_INT8, 0, "one of tch_state_dtype"},
-    {"nonfinite", AT(nonfinite), ENUM, 0, 0, TCH_NONFINITE_IGNORE, 0, "one of tch_nonfinite"},
-    {"memory_budget", AT(memory_budget), INT64, 0, 0, 9e18, 0, "0 to 9e18"},
+    {"scalar_lr", AT(adamw.lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
+    {"scalar_base_lr", AT(adamw.base_lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
+    {"scalar_beta1", AT(adamw.beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
+    {"scalar_beta2", AT(adamw.beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
+    {"scalar_eps", AT(adamw.eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
+    {"scalar_weight_decay", AT(adamw.weight_decay), REAL, 1, -1, LARGEST, 0, "0 to 1e300, or -1"},
+    {"max_preconditioner_dim", AT(shampoo.max_preconditioner_dim), INT64, 0, 1, 1 << 20, 0, "1 to 1048576"},
+    {"block", AT(soap.block), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"merge_dims", AT(shampoo.merge_dims), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"precondition_1d", AT(shampoo.precondition_1d), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"packed_factors", AT(memory.packed_factors), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"precondition_frequency", AT(shampoo.precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 to 1073741824"},
+    {"refresh_drift", AT(shampoo.refresh_drift), REAL, 1, 0, 1e6, 0, "0 to 1e6"},
+    {"refresh_budget", AT(shampoo.refresh_budget), REAL, 1, 1e-6, 1, 0, "1e-6 to 1"},
+    {"start_preconditioning_step", AT(shampoo.start_preconditioning_step), INT32, 0, -1, 1 << 30, 0,
+     "-1, or 0 to 1073741824"},
+    {"stagger", AT(shampoo.stagger), INT32, 1, 0, 1, 0, "0 or 1"},
+    {"precision", AT(numerics.precision), ENUM, 0, 0, TCH_PRECISION_HIGHEST, 0, "one of tch_precision"},
+    {"world_invariant", AT(numerics.world_invariant), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"relative_eps", AT(numerics.damping), REAL, 1, 0, 1, 0, "0 to 1"},
+    {"root_tolerance", AT(numerics.tolerance), REAL, 0, 0, 1, 1, "0 or more, and below 1"},
+    {"root_dtype", AT(memory.root_dtype), ENUM, 0, 0, TCH_STATE_BFLOAT16, 0, "float32 (0) or bfloat16 (1)"},
+    {"root_method", AT(numerics.method), ENUM, 0, 0, TCH_ROOT_RATIONAL, 0, "one of tch_root_method"},
+    {"exponent_override", AT(shampoo.exponent_override), INT32, 0, 0, 8, 0, "0, 1, 2, 3, 4, 6 or 8"},
+    {"grafting", AT(shampoo.grafting), ENUM, 0, 0, TCH_GRAFTING_ADAM, 0, "one of tch_grafting"},
+    {"grafting_beta2", AT(shampoo.grafting_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
+    {"grafting_eps", AT(shampoo.grafting_eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
+    {"shampoo_beta", AT(soap.shampoo_beta), REAL, 1, -1, 1, 1, "0 or more and below 1, or -1"},
+    {"normalize_grads", AT(soap.normalize_grads), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"muon_method", AT(muon.method), ENUM, 0, 0, TCH_ORTHO_MINIMAX, 0, "one of tch_ortho_method"},
+    {"muon_coefficients[0]", AT(muon.ns_coefficients[0]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
+    {"muon_coefficients[1]", AT(muon.ns_coefficients[1]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
+    {"muon_coefficients[2]", AT(muon.ns_coefficients[2]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
+    {"muon_steps", AT(muon.ns_steps), INT32, 0, 0, 100, 0, "1 to 100, or 0"},
+    {"muon_lr", AT(muon.adjust_lr_fn), ENUM, 0, 0, TCH_ADJUST_LR_PLAIN, 0, "one of tch_adjust_lr_fn"},
+    {"master_weights", AT(memory.master_weights), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"stochastic_rounding", AT(memory.stochastic_rounding), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"state_dtype", AT(memory.state_dtype), ENUM, 0, 0, TCH_STATE_INT8, 0, "one of tch_state_dtype"},
+    {"nonfinite", AT(numerics.nonfinite), ENUM, 0, 0, TCH_NONFINITE_IGNORE, 0, "one of tch_nonfinite"},
+    {"memory_budget", AT(memory.budget), INT64, 0, 0, 9e18, 0, "0 to 9e18"},
 };
 #define OPTIONS ((int32_t)(sizeof options / sizeof options[0]))
 
 /* --- values by name --------------------------------------------------------------------------------------------- */
 
-int tchi_config_option(int32_t index, const char **name, int *changes)
+const char *tchi_config_key(int32_t index)
 {
-    if (index >= OPTIONS) {
-        return 0;
-    }
-    *name = options[index].name;
-    *changes = options[index].changes;
-    return 1;
+    return index < OPTIONS ? options[index].key : NULL;
 }
 
 double tchi_config_get(const tch_optim_config *config, int32_t index)
@@ -128,20 +125,20 @@ tch_optim_config tchi_config_defaults(void)
     return (tch_optim_config){
         .struct_size = sizeof(tch_optim_config),
         .lr = 1e-3,
-        .bias_correction = 1,
-        .scalar_beta1 = 0.9,
-        .scalar_beta2 = 0.999,
-        .scalar_eps = 1e-8,
-        .scalar_weight_decay = -1.0,
-        .max_preconditioner_dim = 1024,
-        .precondition_frequency = 1,
-        .refresh_budget = 1.0,
-        .start_preconditioning_step = -1,
-        .stagger = 1,
-        .relative_eps = 1e-6,
-        .grafting_beta2 = 0.999,
-        .grafting_eps = 1e-8,
-        .shampoo_beta = -1.0,
+        .use_bias_correction = 1,
+        .adamw.beta1 = 0.9,
+        .adamw.beta2 = 0.999,
+        .adamw.eps = 1e-8,
+        .adamw.weight_decay = -1.0,
+        .shampoo.max_preconditioner_dim = 1024,
+        .shampoo.precondition_frequency = 1,
+        .shampoo.refresh_budget = 1.0,
+        .shampoo.start_preconditioning_step = -1,
+        .shampoo.stagger = 1,
+        .numerics.damping = 1e-6,
+        .shampoo.grafting_beta2 = 0.999,
+        .shampoo.grafting_eps = 1e-8,
+        .soap.shampoo_beta = -1.0,
     };
 }
 
@@ -158,46 +155,46 @@ static double rest_share(const tch_optim_config *config)
 static void fill_in_rate(tch_optim_config *next, const tch_optim_config *now)
 {
     double share = rest_share(next);
-    if (share != 1.0 && next->scalar_lr == 0.0 && (now == NULL || now->scalar_lr != 0.0)) {
-        next->scalar_base_lr = next->lr > 0.0 ? next->lr : 1.0;
-        next->scalar_lr = share * next->scalar_base_lr;
+    if (share != 1.0 && next->adamw.lr == 0.0 && (now == NULL || now->adamw.lr != 0.0)) {
+        next->adamw.base_lr = next->lr > 0.0 ? next->lr : 1.0;
+        next->adamw.lr = share * next->adamw.base_lr;
     }
 }
 
 static double base_for(const tch_optim_config *next, const tch_optim_config *now)
 {
-    bool brought = now == NULL || next->scalar_lr != now->scalar_lr;
+    bool brought = now == NULL || next->adamw.lr != now->adamw.lr;
     if (brought && (now == NULL || next->lr > 0.0)) {
         return next->lr;
     }
     /* filled in while lr was 0: the ratio is right, but there is no lr that another rate could go with */
     double share = rest_share(now);
-    bool has_no_base = share != 1.0 && now->scalar_base_lr == 1.0 && now->scalar_lr == share;
-    return brought && has_no_base ? 0.0 : now->scalar_base_lr;
+    bool has_no_base = share != 1.0 && now->adamw.base_lr == 1.0 && now->adamw.lr == share;
+    return brought && has_no_base ? 0.0 : now->adamw.base_lr;
 }
 
 void tchi_config_fix_ratio(tch_optim_config *next, const tch_optim_config *now)
 {
     fill_in_rate(next, now);
-    if (next->scalar_base_lr == 0.0) {
-        next->scalar_base_lr = base_for(next, now);
+    if (next->adamw.base_lr == 0.0) {
+        next->adamw.base_lr = base_for(next, now);
     }
 }
 
-double tchi_config_scalar_ratio(const tch_optim_config *config)
+double tchi_config_adamw_ratio(const tch_optim_config *config)
 {
-    bool kept = config->scalar_lr > 0.0 && config->scalar_base_lr > 0.0;
-    return kept ? config->scalar_lr / config->scalar_base_lr : 0.0;
+    bool kept = config->adamw.lr > 0.0 && config->adamw.base_lr > 0.0;
+    return kept ? config->adamw.lr / config->adamw.base_lr : 0.0;
 }
 
-double tchi_config_scalar_lr(const tch_optim_config *config)
+double tchi_config_adamw_lr(const tch_optim_config *config)
 {
-    if (config->scalar_lr == 0.0 || config->lr == 0.0) {
+    if (config->adamw.lr == 0.0 || config->lr == 0.0) {
         return config->lr;
     }
-    double ratio = tchi_config_scalar_ratio(config);
-    bool as_given = ratio == 0.0 || config->lr == config->scalar_base_lr; /* to the last bit */
-    return as_given ? config->scalar_lr : ratio * config->lr;
+    double ratio = tchi_config_adamw_ratio(config);
+    bool as_given = ratio == 0.0 || config->lr == config->adamw.base_lr; /* to the last bit */
+    return as_given ? config->adamw.lr : ratio * config->lr;
 }
 
 /* --- ranges ------------------------------------------------------------------------------------------------------ */
@@ -241,8 +238,9 @@ tch_status tchi_config_check(const char *function, const tch_optim_config *confi
         }
     }
     const tchi_optim_method *method = tchi_method_of(config);
-    if (config->exponent_override == 5 || config->exponent_override == 7) {
-        return tchi_config_refuse(function, "exponent_override", config->exponent_override, "0, 1, 2, 3, 4, 6 or 8");
+    if (config->shampoo.exponent_override == 5 || config->shampoo.exponent_override == 7) {
+        return tchi_config_refuse(function, "exponent_override", config->shampoo.exponent_override,
+                                  "0, 1, 2, 3, 4, 6 or 8");
     }
     return method->check == NULL ? TCH_OK : method->check(function, config); /* what no single option shows */
 }
@@ -273,7 +271,7 @@ tch_status tchi_config_check_change(const tch_optim_config *now, const tch_optim
                              options[i].name, after, before);
         }
     }
-    if (next->seed != now->seed) {
+    if (next->memory.seed != now->memory.seed) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "seed cannot change once the optimizer is made");
     }
     return TCH_OK;

@@ -8,13 +8,13 @@
 /* What every configuration begins with, before an optimizer sets its own. */
 tch_optim_config tchi_config_defaults(void);
 
-/* Fills in what `next` leaves open: scalar_lr, for methods that give AdamW a share of lr, and the lr that it goes with,
- * that of the configuration which brings scalar_lr. `now` is what the group has; NULL where it is being made. */
+/* Sets adamw.lr and adamw.base_lr where `next` leaves them at 0: adamw.lr for methods that give AdamW a share of lr, and
+ * base_lr to the lr of the configuration that sets adamw.lr. `now` is the current configuration; NULL for a new group. */
 void tchi_config_fix_ratio(tch_optim_config *next, const tch_optim_config *now);
 
-/* Of AdamW's part: its learning rate over lr, 0 where no ratio is kept; and the learning rate itself. */
-double tchi_config_scalar_ratio(const tch_optim_config *config);
-double tchi_config_scalar_lr(const tch_optim_config *config);
+/* AdamW's learning rate over lr, 0 without a ratio; and AdamW's learning rate. */
+double tchi_config_adamw_ratio(const tch_optim_config *config);
+double tchi_config_adamw_lr(const tch_optim_config *config);
 
 /* Every option within its range; the message names the one that is not, with its value. */
 tch_status tchi_config_check(const char *function, const tch_optim_config *config);
@@ -28,9 +28,9 @@ tch_status tchi_config_refuse(const char *function, const char *name, double val
 tch_status tchi_config_check_beta2(const char *function, const tch_optim_config *config);
 tch_status tchi_config_check_kept(const char *name, double now, double next);
 
-/* The options one by one, for checkpoints: name and value of option `index` as a number; 0 past the end. Those that may
- * change between steps are marked. */
-int tchi_config_option(int32_t index, const char **name, int *changes);
+/* The options one by one, for checkpoints: the key of option `index` there, NULL past the last, and its value as a
+ * number. */
+const char *tchi_config_key(int32_t index);
 /* A number from elsewhere, called `what` in messages, that is to become option `index`: NaN and what is too large, or
  * no whole number, cannot be set. */
 tch_status tchi_config_check_value(const char *what, int32_t index, double value);

@@ -103,8 +103,8 @@ static void merge_dims(const tchi_block_method *blocks, const tch_optim_config *
         blocks->set_dims(config, dims);
         return;
     }
-    if (config->merge_dims) {
-        tchi_dims_merge(&rest, config->max_preconditioner_dim, several ? 1 : 2);
+    if (config->shampoo.merge_dims) {
+        tchi_dims_merge(&rest, config->shampoo.max_preconditioner_dim, several ? 1 : 2);
     }
     tchi_dims_limit(&rest, TCHI_MOST_ORDER - several);
     dims->order = rest.order + several;
@@ -182,7 +182,7 @@ tch_status tchi_optim_set_dims(const tch_optimizer *o, tchi_param *p, const tch_
         TCHI_TRY(split_matrices(parameter, p->name, ndim, shape, dims, &batch));
         TCHI_TRY(take_cuts(p, parameter, dims->size[0]));
     }
-    if (blocks == NULL || tchi_dims_count(dims) == 0 || batch == 0 || parameter->elementwise) {
+    if (blocks == NULL || tchi_dims_count(dims) == 0 || batch == 0 || parameter->use_adamw) {
         return TCH_OK;
     }
     merge_dims(blocks, config, several, dims);
@@ -404,20 +404,20 @@ tch_status tchi_optim_check(const tch_context *context, const char *function, co
 /* A block of codes would lie on two ranks where a shard ends within it. */
 static tch_status check_shared_state(const tch_optimizer *o, const tch_optim_config *config)
 {
-    return o->shared == NULL || config->state_dtype == TCH_STATE_FLOAT32
+    return o->shared == NULL || config->memory.state_dtype == TCH_STATE_FLOAT32
                ? TCH_OK
                : tchi_fail(TCH_ERR_UNSUPPORTED,
                            "state_dtype is %s, expected float32 where ranks share an optimizer, since blocks of "
                            "moments do not end where shards do; without a group every rank keeps its own in %s",
-                           config->state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16",
-                           config->state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16");
+                           config->memory.state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16",
+                           config->memory.state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16");
 }
 
 static tch_status check_packed(const tch_context *context, const tch_optim_config *config)
 {
     const tch_matrix_ops *matrix = context->backend->matrix;
-    bool packed = config->packed_factors != 0;
-    return (!packed && config->root_dtype == TCH_STATE_FLOAT32) || matrix->pack != NULL
+    bool packed = config->memory.packed_factors != 0;
+    return (!packed && config->memory.root_dtype == TCH_STATE_FLOAT32) || matrix->pack != NULL
                ? TCH_OK
                : tchi_fail(TCH_ERR_UNSUPPORTED, "%s, expected %s: the %s backend does not pack matrices",
                            packed ? "packed_factors is 1" : "root_dtype is bfloat16", packed ? "0" : "float32",

@@ -21,7 +21,7 @@ static tch_status one_refresh(const tch_optimizer *o, const tchi_factor_batch *f
     }
     *bytes = 0;
     for (int failures = 0; failures <= TCHI_MOST_FAILURES; failures++) {
-        tch_root_config how = tchi_refresh_how(config, f, config->relative_eps, failures);
+        tch_root_config how = tchi_refresh_how(config, f, config->numerics.damping, failures);
         int64_t need;
         TCHI_TRY(tch_inverse_root_plan(o->context, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 1, f->n,
                                        f->root, &how, NULL, &need));
@@ -57,10 +57,10 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
 static int64_t refresh_parts(const tch_optimizer *o, const tchi_factor_batch *f)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
-    if (config->world_invariant || tchi_refresh_by_need(config)) {
+    if (config->numerics.world_invariant || tchi_refresh_by_need(config)) {
         return f->count;
     }
-    int64_t parts = config->stagger ? config->precondition_frequency : 1;
+    int64_t parts = config->shampoo.stagger ? config->shampoo.precondition_frequency : 1;
     return parts < f->count ? parts : f->count;
 }
 

@@ -32,19 +32,20 @@ static void set_defaults(tch_optim_config *c)
     c->lr = 3e-3;
     c->beta1 = 0.9;
     c->beta2 = 0.95;
-    c->exponent_override = 2;
-    c->merge_dims = 1;
+    c->shampoo.exponent_override = 2;
+    c->shampoo.merge_dims = 1;
 }
 
 static tch_status check_kl_shampoo(const char *function, const tch_optim_config *config)
 {
-    if (config->eps == 0.0 && config->relative_eps == 0.0) {
+    if (config->eps == 0.0 && config->numerics.damping == 0.0) {
         return tchi_config_refuse(function, "eps", 0.0,
-                                  "above 0 where relative_eps is 0, since factors begin singular");
+                                  "above 0 where numerics.damping is 0, since factors begin singular");
     }
-    return config->exponent_override == 2 ? TCH_OK
-                                          : tchi_config_refuse(function, "exponent_override", config->exponent_override,
-                                                               "2 for KL-Shampoo, whose factors hold for that root");
+    return config->shampoo.exponent_override == 2
+               ? TCH_OK
+               : tchi_config_refuse(function, "shampoo.exponent_override", config->shampoo.exponent_override,
+                                    "2 for KL-Shampoo, whose factors hold for that root");
 }
 
 static tch_status check_change(const tch_optim_config *now, const tch_optim_config *next)
@@ -54,12 +55,12 @@ static tch_status check_change(const tch_optim_config *now, const tch_optim_conf
 
 static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
-    return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d);
+    return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->shampoo.precondition_1d);
 }
 
 static int64_t largest_side(const tch_optim_config *config)
 {
-    return config->max_preconditioner_dim;
+    return config->shampoo.max_preconditioner_dim;
 }
 
 static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
@@ -76,12 +77,12 @@ static bool has_factor(const tch_optim_config *config, int32_t order, const int6
 static int32_t square_root(const tch_optim_config *config, int32_t order)
 {
     (void)order;
-    return config->exponent_override;
+    return config->shampoo.exponent_override;
 }
 
 static tchi_clock_rule clock_rule(const tch_optim_config *c)
 {
-    return (tchi_clock_rule){c->bias_correction, c->bias_correction ? TCH_FACTOR_CORRECTED : TCH_FACTOR_EMA};
+    return (tchi_clock_rule){c->use_bias_correction, c->use_bias_correction ? TCH_FACTOR_CORRECTED : TCH_FACTOR_EMA};
 }
 
 static int64_t first_roots(const tch_optim_config *config)
@@ -137,7 +138,7 @@ static tch_status gather_into(const kl_run *r, tch_filter filter, void *gradient
     TCHI_RANGE(o->context, "gather gradients");
     const tch_gathering how = {
         .filter = filter,
-        .l2 = r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared,
+        .l2 = r->config->weight_decay_type == TCH_WEIGHT_DECAY_L2 && !r->run.block_batch->prepared,
     };
     tch_update update = tchi_update_run(o, &r->run, &r->work, gradient, filtered);
     return o->context->backend->update->gather(o->context->state, &update, &how, NULL);
@@ -178,7 +179,7 @@ static tch_status apply_run(const kl_run *r, const tch_blocks *direction)
     TCHI_TRY(t->matrix->fill(o->context->state, &targets, (double)r->run.block_batch->elements));
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
     return t->update->apply(o->context->state, &update, TCH_BLOCK_CLIP_RMS, o->target_norms, o->norms, 0,
-                            r->config->decay == TCH_DECAY_DECOUPLED);
+                            r->config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
 }
 
 /* All that does not read gradients where they lie, with arguments that stay the same. */

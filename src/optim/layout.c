@@ -178,9 +178,9 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
                                       .n = block_batch->size[k],
                                       .root = root,
                                       .real = block_batch->real,
-                                      .packed = config->packed_factors != 0,
+                                      .packed = config->memory.packed_factors != 0,
                                       .bf16_roots = root != 0 && block_batch->real == TCH_SCALAR_F32 &&
-                                                    config->root_dtype == TCH_STATE_BFLOAT16};
+                                                    config->memory.root_dtype == TCH_STATE_BFLOAT16};
             TCHI_TRY(find_factor_batch(o, group, &like, &block_batch->factor_batch[k]));
             tchi_factor_batch *factor_batch = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
             block_batch->position[k] = factor_batch->count;
@@ -373,11 +373,11 @@ static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_co
     const char *names[TCHI_MOMENTS];
     /* with those who apply directions, or with the tile that is the parameter */
     bool here = p->tile >= 0 ? p->by_value : !p->carried || !p->by_value;
-    if (here && config->master_weights && tchi_scalar_size(p->type) == 2) {
+    if (here && config->memory.master_weights && tchi_scalar_size(p->type) == 2) {
         TCHI_TRY(place_like(n, p, p->real, "master", arena, &p->master));
     }
     moment_names(n->optimizer, config, p, names);
-    p->moments = may_be_compressed(p) ? kept[config->state_dtype] : TCH_MOMENTS_REAL;
+    p->moments = may_be_compressed(p) ? kept[config->memory.state_dtype] : TCH_MOMENTS_REAL;
     for (int32_t k = 0; k < TCHI_MOMENTS; k++) {
         if (names[k] != NULL && p->moments == TCH_MOMENTS_CODES) {
             TCHI_TRY(place_codes(n, p, names[k], k, arena));
@@ -511,7 +511,7 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
 int64_t tchi_layout_budget(const tch_optimizer *optimizer)
 {
     const int64_t least = (int64_t)2 << 30;
-    int64_t asked = optimizer->groups.count > 0 ? tchi_group_at(optimizer, 0)->config.memory_budget : 0;
+    int64_t asked = optimizer->groups.count > 0 ? tchi_group_at(optimizer, 0)->config.memory.budget : 0;
     int64_t share = tchi_max(optimizer->state_bytes / 8, optimizer->device_bytes / 32);
     return asked > 0 ? asked : tchi_max(share, least);
 }
@@ -553,9 +553,9 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
         const tch_optim_config *config = &tchi_group_at(optimizer, block_batch->group)->config;
         int64_t unpacked = tchi_unpacked_bytes(optimizer, block_batch);
         int64_t each = optimizer->method->blocks->work(optimizer->context, config, block_batch);
-        int64_t fit = config->world_invariant ? 1
-                      : each + unpacked > 0   ? budget / (each + unpacked)
-                                              : block_batch->count;
+        int64_t fit = config->numerics.world_invariant ? 1
+                      : each + unpacked > 0            ? budget / (each + unpacked)
+                                                       : block_batch->count;
         block_batch->rects = rects_of(optimizer, block_batch);
         block_batch->chunk = chunk_of(block_batch->count, fit);
         most_work = block_batch->chunk * each > most_work ? block_batch->chunk * each : most_work;

@@ -10,7 +10,7 @@ typedef struct tchi_elementwise {
     /* What its moments are called, NULL for those that are not kept; all are NULL before. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
     tch_elementwise_kind kind;
-    bool of_rest; /* its hyperparameters are scalar_*, without amsgrad: the AdamW part of another optimizer */
+    bool of_rest; /* its hyperparameters are those of `adamw`, without amsgrad: the AdamW part of another optimizer */
 } tchi_elementwise;
 
 /* AdamW for what an optimizer with blocks leaves: adamw.c. */
@@ -61,7 +61,7 @@ typedef struct tchi_block_method {
     /* Where parameters are sharded, the filter of gradients, with moments[0], stays with the shards, and filtered
      * gradients of this type travel. NULL: gradients travel as they are. */
     tch_scalar (*filtered_type)(const tch_context *context, tch_scalar real);
-    /* TCH_DECAY_L2 adds decay to its gradients; otherwise decay is decoupled whatever the option says. */
+    /* TCH_WEIGHT_DECAY_L2 adds decay to its gradients; otherwise decay is decoupled whatever the option says. */
     bool may_add_decay;
     /* The type that a direction has without loss. NULL: that of the arithmetic. */
     tch_scalar (*direction_type)(const tch_context *context, tch_scalar real);
@@ -87,7 +87,7 @@ struct tchi_optim_method {
     /* Sets the numbers on the device that are not the options of their names. NULL: all are. */
     void (*set_numbers)(const tch_optim_config *config, tchi_group_numbers *numbers);
 
-    /* AdamW's share of lr for the rest, where scalar_lr is not given. NULL: all of it. */
+    /* AdamW's share of lr for the rest, where adamw.lr is 0. NULL: all of it. */
     double (*rest_share)(const tch_optim_config *config);
 
     const tchi_elementwise *elementwise;
@@ -106,7 +106,7 @@ extern const tchi_optim_method tchi_method_kl_shampoo;
 /* Whether decay is added to the gradients of parameters with blocks. */
 static inline bool tchi_adds_decay(const tchi_block_method *blocks, const tch_optim_config *config)
 {
-    return blocks->may_add_decay && config->decay == TCH_DECAY_L2;
+    return blocks->may_add_decay && config->weight_decay_type == TCH_WEIGHT_DECAY_L2;
 }
 
 /* The method of a configuration, NULL where its kind is none; and the same with a message. */

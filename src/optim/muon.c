@@ -15,7 +15,7 @@
  *     D_ij = O_ij / (sqrt(v_i) + eps)
  *     p   <- (1 - lr weight_decay) p - lr s sqrt(min(m, n)) D / |D|
  *
- * s is Muon's factor by muon_lr, and sqrt(min(m, n)) the norm of an orthogonal matrix, so that a step is as long as
+ * s is Muon's factor by adjust_lr_fn, and sqrt(min(m, n)) the norm of an orthogonal matrix, so that a step is as long as
  * Muon's would be; with MATCH_RMS_ADAMW the product is the paper's 0.2 sqrt(m n). As in the paper v is not corrected:
  * |D| takes its size out again. A row is one of the parameter by its shape. Blocks have their short side first and
  * parameters may lie by columns, so the rectangles say along which side of theirs the rows are. */
@@ -40,7 +40,7 @@ static void set_muon_defaults(tch_optim_config *c)
     c->momentum = 0.95;
     c->nesterov = 1;
     c->eps = 1e-7;
-    c->muon_method = TCH_ORTHO_MINIMAX;
+    c->muon.method = TCH_ORTHO_MINIMAX;
 }
 
 static void set_normuon_defaults(tch_optim_config *c)
@@ -48,7 +48,7 @@ static void set_normuon_defaults(tch_optim_config *c)
     set_muon_defaults(c);
     c->beta2 = 0.95;
     c->eps = 1e-8;
-    c->muon_lr = TCH_MUON_LR_MATCH_RMS_ADAMW;
+    c->muon.adjust_lr_fn = TCH_ADJUST_LR_MATCH_RMS_ADAMW;
 }
 
 /* B is what the table calls a filter, which goes by beta1. */
@@ -62,7 +62,7 @@ static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numb
  * best of the rates tried for the rest of a GPT (bench/results/train-lm-33m.json). */
 static double rest_share(const tch_optim_config *config)
 {
-    return config->muon_lr == TCH_MUON_LR_MATCH_RMS_ADAMW ? 1.0 : 0.3;
+    return config->muon.adjust_lr_fn == TCH_ADJUST_LR_MATCH_RMS_ADAMW ? 1.0 : 0.3;
 }
 
 static void set_dims(const tch_optim_config *config, tchi_dims *dims)
@@ -121,12 +121,12 @@ static int32_t row_moments_shape(const tchi_block_batch *block_batch, const tchi
 
 static tchi_ortho ortho_of(const tch_optim_config *config)
 {
-    const double *c = config->muon_coefficients;
-    int32_t steps = config->muon_steps > 0 ? config->muon_steps : tchi_ortho_usual_steps(config->muon_method);
-    if (config->muon_method == TCH_ORTHO_MUON && (c[0] != 0.0 || c[1] != 0.0 || c[2] != 0.0)) {
+    const double *c = config->muon.ns_coefficients;
+    int32_t steps = config->muon.ns_steps > 0 ? config->muon.ns_steps : tchi_ortho_usual_steps(config->muon.method);
+    if (config->muon.method == TCH_ORTHO_MUON && (c[0] != 0.0 || c[1] != 0.0 || c[2] != 0.0)) {
         return tchi_ortho_repeating((tchi_schulz_step){c[0], c[1], c[2]}, steps, config->eps);
     }
-    return tchi_ortho_of(config->muon_method, steps, config->eps);
+    return tchi_ortho_of(config->muon.method, steps, config->eps);
 }
 
 /* The gathered matrices and the scratch of their orthogonalization. */
@@ -175,13 +175,13 @@ static sides sides_of(const muon_run *r, int64_t block)
     return (sides){m, (double)p->count / m};
 }
 
-/* What the learning rate is multiplied by for a matrix, by muon_lr. */
+/* What the learning rate is multiplied by for a matrix, by adjust_lr_fn. */
 static double muon_factor(const tch_optim_config *config, double rows, double cols)
 {
-    switch (config->muon_lr) {
-    case TCH_MUON_LR_ORIGINAL:
+    switch (config->muon.adjust_lr_fn) {
+    case TCH_ADJUST_LR_ORIGINAL:
         return sqrt(fmax(1.0, rows / cols));
-    case TCH_MUON_LR_MATCH_RMS_ADAMW:
+    case TCH_ADJUST_LR_MATCH_RMS_ADAMW:
         return 0.2 * sqrt(fmax(rows, cols));
     default:
         return 1.0;

@@ -157,8 +157,8 @@ tch_update tchi_update_of(const tch_optimizer *optimizer, const tchi_step *now, 
         .skip = &optimizer->control->skip,
         .grad_scale = now == NULL ? NULL : now->grad_scale,
         .maximize = config->maximize,
-        .stochastic = config->stochastic_rounding,
-        .seed = tchi_group_at(optimizer, 0)->config.seed,
+        .stochastic = config->memory.stochastic_rounding,
+        .seed = tchi_group_at(optimizer, 0)->config.memory.seed,
     };
 }
 
@@ -341,7 +341,7 @@ static tch_status visit_types(tch_optimizer *o, const tchi_step *now, int32_t gr
 tch_status tchi_for_each_type(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool with_blocks,
                               const tch_hyper *hyper, tchi_update_visit visit)
 {
-    tch_state_dtype asked = tchi_group_at(optimizer, group)->config.state_dtype;
+    tch_state_dtype asked = tchi_group_at(optimizer, group)->config.memory.state_dtype;
     tch_update update = tchi_update_of(optimizer, now, group, hyper);
     if (!with_blocks && asked != TCH_STATE_FLOAT32) {
         update.moments = asked == TCH_STATE_INT8 ? TCH_MOMENTS_CODES : TCH_MOMENTS_BF16;

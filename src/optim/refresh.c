@@ -106,12 +106,12 @@ void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
 
 int64_t tchi_refresh_first(const tch_optim_config *config)
 {
-    return config->start_preconditioning_step > 1 ? config->start_preconditioning_step : 1;
+    return config->shampoo.start_preconditioning_step > 1 ? config->shampoo.start_preconditioning_step : 1;
 }
 
 bool tchi_refresh_by_need(const tch_optim_config *config)
 {
-    return config->refresh_drift > 0.0;
+    return config->shampoo.refresh_drift > 0.0;
 }
 
 /* The least power of two, as its exponent, that is at least `number`. */
@@ -126,7 +126,7 @@ static int32_t exponent_of(double number)
 
 static int32_t at_least(const tch_optim_config *config, int32_t gap)
 {
-    int32_t least = exponent_of(1.0 / config->refresh_budget);
+    int32_t least = exponent_of(1.0 / config->shampoo.refresh_budget);
     return gap > least ? gap : least;
 }
 
@@ -135,9 +135,9 @@ static int32_t at_least(const tch_optim_config *config, int32_t gap)
  * factors come up, whose work is recorded. */
 uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift)
 {
-    int32_t most = exponent_of(config->precondition_frequency);
+    int32_t most = exponent_of(config->shampoo.precondition_frequency);
     int32_t now = at_least(config, gap);
-    int32_t next = now + (drift < 0.5 * config->refresh_drift) - (drift > config->refresh_drift);
+    int32_t next = now + (drift < 0.5 * config->shampoo.refresh_drift) - (drift > config->shampoo.refresh_drift);
     next = next < 0 ? 0 : at_least(config, next);
     return (uint8_t)(next < most ? next : most);
 }
@@ -145,8 +145,8 @@ uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, doubl
 int32_t tchi_refresh_interval(const tch_optim_config *config, const tchi_factor_batch *factor_batch, int64_t factor)
 {
     int32_t exponent = at_least(config, factor_batch->gap[factor]);
-    bool whole = !tchi_refresh_by_need(config) || exponent >= exponent_of(config->precondition_frequency);
-    return whole ? config->precondition_frequency : 1 << exponent;
+    bool whole = !tchi_refresh_by_need(config) || exponent >= exponent_of(config->shampoo.precondition_frequency);
+    return whole ? config->shampoo.precondition_frequency : 1 << exponent;
 }
 
 static bool needs_refresh(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,
@@ -162,10 +162,10 @@ static bool needs_refresh(const tch_optimizer *o, const tchi_step *now, const tc
     if (p->steps_seen == first) {
         return true;
     }
-    if (!config->stagger) {
+    if (!config->shampoo.stagger) {
         return (p->steps_seen - first) % gap == 0;
     }
-    return o->steps % gap == (int64_t)f->phase[factor] * gap / parts_of(config->precondition_frequency);
+    return o->steps % gap == (int64_t)f->phase[factor] * gap / parts_of(config->shampoo.precondition_frequency);
 }
 
 bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
@@ -174,8 +174,8 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t g
     bool any = false;
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
-        if (f->phases != g->config.precondition_frequency) {
-            tchi_refresh_plan(optimizer, group, g->config.precondition_frequency);
+        if (f->phases != g->config.shampoo.precondition_frequency) {
+            tchi_refresh_plan(optimizer, group, g->config.shampoo.precondition_frequency);
         }
         for (int64_t k = 0; k < f->count; k++) {
             f->refresh[k] = needs_refresh(optimizer, now, &g->config, f, k);
@@ -228,7 +228,7 @@ static double relative_damping(const tch_optimizer *o, const tch_optim_config *c
     double added = (double)(o->steps + 1);
     double memory = config->beta2 < 1.0 ? 1.0 / (1.0 - config->beta2) : added;
     double rounding = 2.0 * unit * sqrt(exp2(ceil(log2(fmin(added, memory)))));
-    return config->relative_eps > 0.0 ? fmax(config->relative_eps, rounding) : 0.0;
+    return config->numerics.damping > 0.0 ? fmax(config->numerics.damping, rounding) : 0.0;
 }
 
 /* A root that failed has met rounding: its own, which a tolerance this small brings down, for on a GPU all steps are in
@@ -243,8 +243,8 @@ tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_fact
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
     how.eps = config->eps;
     how.relative_eps = relative_eps;
-    how.tolerance = config->root_tolerance;
-    how.method = config->root_method;
+    how.tolerance = config->numerics.tolerance;
+    how.method = config->numerics.method;
     if (failures > 0) {
         bool loose = how.tolerance > TIGHTER || (how.tolerance == 0.0 && f->real == TCH_SCALAR_F32);
         how.relative_eps *= MORE_DAMPING;
@@ -319,7 +319,7 @@ static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f, int64_
 {
     while (first < last) {
         int64_t end = first;
-        int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? first + 1 : last;
+        int64_t most = tchi_group_at(o, f->group)->config.numerics.world_invariant ? first + 1 : last;
         while (end < most && f->refresh[end] && f->failures[end] == f->failures[first]) {
             end++;
         }

@@ -43,16 +43,14 @@ static tch_status save_settings(const tch_optimizer *o, tch_checkpoint_writer *w
     char key[TCHI_SAVED_NAME];
     TCHI_TRY(tch_checkpoint_writer_set_text(writer, tchi_saved_name(key, prefix, "kind"), o->method->name));
     TCHI_TRY(tch_checkpoint_writer_set_integer(writer, tchi_saved_name(key, prefix, "seed"),
-                                               (int64_t)tchi_group_at(o, 0)->config.seed));
+                                               (int64_t)tchi_group_at(o, 0)->config.memory.seed));
     if (o->shared != NULL) {
         char text[MODEL_SIZE];
         TCHI_TRY(tch_checkpoint_writer_set_text(writer, tchi_saved_name(key, prefix, model_name), model_text(o, text)));
     }
     for (int32_t g = 0; g < o->groups.count; g++) {
-        const char *name;
-        int changes;
-        for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
-            TCHI_TRY(tch_checkpoint_writer_set_number(writer, option_key(key, prefix, g, name),
+        for (int32_t i = 0; tchi_config_key(i) != NULL; i++) {
+            TCHI_TRY(tch_checkpoint_writer_set_number(writer, option_key(key, prefix, g, tchi_config_key(i)),
                                                       tchi_config_get(&tchi_group_at(o, g)->config, i)));
         }
     }
@@ -143,10 +141,9 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
 {
     char key[TCHI_SAVED_NAME];
     char what[TCHI_SAVED_NAME + 32];
-    const char *name;
-    int changes;
     *config = tchi_group_at(o, group)->config;
-    for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
+    for (int32_t i = 0; tchi_config_key(i) != NULL; i++) {
+        const char *name = tchi_config_key(i);
         double value;
         option_key(key, prefix, group, name);
         if (is_among(name, came_later) && tch_checkpoint_text(file, key) == NULL) {
@@ -253,7 +250,7 @@ static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const c
     }
     int64_t seed;
     TCHI_TRY(tch_checkpoint_integer(file, tchi_saved_name(name, prefix, "seed"), &seed));
-    tchi_group_at(o, 0)->config.seed = (uint64_t)seed;
+    tchi_group_at(o, 0)->config.memory.seed = (uint64_t)seed;
     tchi_recordings_clear(o->context, &o->recordings); /* the seed is an argument of theirs */
     return TCH_OK;
 }

@@ -218,7 +218,7 @@ static tch_status plan_group(const tch_optimizer *o, int32_t group, tch_tensor *
         tensors[i] = tch_tensor_view(NULL, tchi_dtype_of(p->type), ndim, (int64_t *)shape);
         parameters[i] = (tch_parameter){.tensor = &tensors[i],
                                         .name = p->name,
-                                        .elementwise = !p->blocked,
+                                        .use_adamw = !p->blocked,
                                         .batch_dims = p->batch_dims,
                                         .cut_count = p->cut_count > 1 ? p->cut_count : 0,
                                         .cuts = p->cuts};

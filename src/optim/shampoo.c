@@ -31,15 +31,15 @@ static void set_shampoo_defaults(tch_optim_config *c)
     c->beta1 = 0.9;
     c->beta2 = 0.95;
     c->eps = 1e-12;
-    c->grafting = TCH_GRAFTING_ADAM;
-    c->precondition_frequency = 100;
-    c->refresh_drift = 10.0;
-    c->merge_dims = 1;
+    c->shampoo.grafting = TCH_GRAFTING_ADAM;
+    c->shampoo.precondition_frequency = 100;
+    c->shampoo.refresh_drift = 10.0;
+    c->shampoo.merge_dims = 1;
 }
 
 static tch_status check_shampoo(const char *function, const tch_optim_config *config)
 {
-    if (config->eps == 0.0 && config->relative_eps == 0.0) {
+    if (config->eps == 0.0 && config->numerics.damping == 0.0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: eps and relative_eps are both 0, expected some damping: the factors begin singular",
                          function);
@@ -55,18 +55,18 @@ static tch_status check_shampoo_change(const tch_optim_config *now, const tch_op
 
 static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
-    return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d);
+    return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->shampoo.precondition_1d);
 }
 
 static int64_t largest_side(const tch_optim_config *config)
 {
-    return config->max_preconditioner_dim;
+    return config->shampoo.max_preconditioner_dim;
 }
 
 static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
     names[0] = config->beta1 != 0.0 ? "exp_avg" : NULL;
-    names[1] = config->grafting >= TCH_GRAFTING_ADAGRAD ? "grafting_sq" : NULL;
+    names[1] = config->shampoo.grafting >= TCH_GRAFTING_ADAGRAD ? "grafting_sq" : NULL;
     names[2] = config->momentum != 0.0 ? "momentum_buffer" : NULL;
 }
 
@@ -78,13 +78,13 @@ static bool has_factor(const tch_optim_config *config, int32_t order, const int6
 
 static int32_t root_of(const tch_optim_config *config, int32_t order)
 {
-    return config->exponent_override > 0 ? config->exponent_override : 2 * order;
+    return config->shampoo.exponent_override > 0 ? config->shampoo.exponent_override : 2 * order;
 }
 
 static tchi_clock_rule clock_rule(const tch_optim_config *c)
 {
-    tch_factor_rule average = c->bias_correction ? TCH_FACTOR_CORRECTED : TCH_FACTOR_EMA;
-    return (tchi_clock_rule){c->bias_correction, c->beta2 >= 1.0 ? TCH_FACTOR_SUM : average};
+    tch_factor_rule average = c->use_bias_correction ? TCH_FACTOR_CORRECTED : TCH_FACTOR_EMA;
+    return (tchi_clock_rule){c->use_bias_correction, c->beta2 >= 1.0 ? TCH_FACTOR_SUM : average};
 }
 
 /* --- a run of blocks --------------------------------------------------------------------------------------------- */
@@ -139,7 +139,7 @@ static tch_status gather_into(shampoo_run *r, tch_filter filter, tch_graft graft
     tch_scalar type;
     const tch_gathering how = {
         .filter = filter,
-        .l2 = r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared,
+        .l2 = r->config->weight_decay_type == TCH_WEIGHT_DECAY_L2 && !r->run.block_batch->prepared,
         .graft = graft,
         .norms = products ? o->target_norms : NULL,
         .scratch = o->graft_scratch,
@@ -165,7 +165,7 @@ static tch_status gather_run(shampoo_run *r)
     const tch_optim_config *c = r->config;
     bool filters = c->beta1 != 0.0;
     tch_filter filter = filters ? TCH_FILTER_EMA : TCH_FILTER_NONE;
-    tch_graft graft = (tch_graft)c->grafting;
+    tch_graft graft = (tch_graft)c->shampoo.grafting;
     if (r->has_roots) {
         bool unread = r->factors_done && filters;
         return gather_into(r, filter, graft, true, unread ? NULL : r->buffer[0], filters ? r->buffer[1] : NULL);
@@ -208,18 +208,18 @@ static tch_status precondition_run(const shampoo_run *r, tch_blocks *direction)
     TCHI_RANGE(o->context, "precondition");
     void *other = r->config->beta1 != 0.0 ? r->buffer[0] : r->buffer[2];
     return tchi_run_precondition(o, &r->run, TCH_SIDES_ROOTS, direction, &other,
-                                 r->config->grafting != TCH_GRAFTING_NONE ? o->norms : NULL);
+                                 r->config->shampoo.grafting != TCH_GRAFTING_NONE ? o->norms : NULL);
 }
 
 static tch_status apply_run(const shampoo_run *r, const tch_blocks *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
-    bool grafts = r->has_roots && r->config->grafting != TCH_GRAFTING_NONE;
+    bool grafts = r->has_roots && r->config->shampoo.grafting != TCH_GRAFTING_NONE;
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
     return o->context->backend->update->apply(o->context->state, &update, grafts ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS,
                                               o->target_norms, o->norms, r->config->nesterov,
-                                              r->config->decay == TCH_DECAY_DECOUPLED);
+                                              r->config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
 }
 
 /* All that does not look at gradients where they lie, with arguments that stay the same. */

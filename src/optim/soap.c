@@ -32,28 +32,28 @@ static void set_soap_defaults(tch_optim_config *c)
     c->beta2 = 0.95;
     c->eps = 1e-8;
     c->weight_decay = 0.01;
-    c->precondition_frequency = 100;
-    c->refresh_drift = 2.5;
-    c->max_preconditioner_dim = 10000;
+    c->shampoo.precondition_frequency = 100;
+    c->shampoo.refresh_drift = 2.5;
+    c->shampoo.max_preconditioner_dim = 10000;
 }
 
 static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
 {
-    numbers->factors.beta2 = config->shampoo_beta >= 0.0 ? config->shampoo_beta : config->beta2;
+    numbers->factors.beta2 = config->soap.shampoo_beta >= 0.0 ? config->soap.shampoo_beta : config->beta2;
 }
 
 static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
-    bool fits = config->block != 0;
+    bool fits = config->soap.block != 0;
     for (int32_t k = 0; k < dims->order; k++) {
-        fits = fits || dims->size[k] <= config->max_preconditioner_dim;
+        fits = fits || dims->size[k] <= config->shampoo.max_preconditioner_dim;
     }
-    return fits && (dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d));
+    return fits && (dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->shampoo.precondition_1d));
 }
 
 static int64_t largest_side(const tch_optim_config *config)
 {
-    return config->block ? config->max_preconditioner_dim : INT64_MAX;
+    return config->soap.block ? config->shampoo.max_preconditioner_dim : INT64_MAX;
 }
 
 static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
@@ -64,7 +64,7 @@ static void name_moments(const tch_optim_config *config, const char *names[TCHI_
 
 static bool has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k)
 {
-    return size[k] <= config->max_preconditioner_dim && !tchi_is_thin_side(order, size, k);
+    return size[k] <= config->shampoo.max_preconditioner_dim && !tchi_is_thin_side(order, size, k);
 }
 
 /* Second moments in the basis. */
@@ -87,7 +87,7 @@ static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi
 /* Factors go by the group's clock. */
 static tchi_clock_rule clock_rule(const tch_optim_config *config)
 {
-    return (tchi_clock_rule){config->bias_correction, TCH_FACTOR_EMA};
+    return (tchi_clock_rule){config->use_bias_correction, TCH_FACTOR_EMA};
 }
 
 static bool only_finds_bases(const tchi_param *param)
@@ -182,7 +182,7 @@ static tch_status gather_run(soap_run *r)
     tch_scalar type;
     const tch_gathering how = {
         .filter = r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
-        .l2 = r->group->config.decay == TCH_DECAY_L2 && !r->run.block_batch->prepared,
+        .l2 = r->group->config.weight_decay_type == TCH_WEIGHT_DECAY_L2 && !r->run.block_batch->prepared,
         .sides = tchi_run_sides(o, &r->run, r->buffer[0], moment, &sides) ? &sides : NULL,
         .notes = {o->notes[0], o->notes[1]},
     };
@@ -204,15 +204,15 @@ static tch_status apply_run(const soap_run *r, const tch_blocks *direction)
     TCHI_RANGE(o->context, "apply");
     const tch_backend *t = o->context->backend;
     const tch_optim_config *config = &r->group->config;
-    tch_block_scale scale = config->normalize_grads ? TCH_BLOCK_UNIT_RMS : TCH_BLOCK_AS_IS;
-    if (config->normalize_grads) {
+    tch_block_scale scale = config->soap.normalize_grads ? TCH_BLOCK_UNIT_RMS : TCH_BLOCK_AS_IS;
+    if (config->soap.normalize_grads) {
         tch_array targets = {o->target_norms, TCH_SCALAR_F64, 1, &r->run.count, &(int64_t){1}};
         TCHI_TRY(t->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &direction->matrices, o->norms));
         TCHI_TRY(t->matrix->fill(o->context->state, &targets, (double)r->run.block_batch->elements));
     }
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
     return t->update->apply(o->context->state, &update, scale, o->target_norms, o->norms, 0,
-                            config->decay == TCH_DECAY_DECOUPLED);
+                            config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
 }
 
 static tch_status update_factors(const soap_run *r)
@@ -307,7 +307,7 @@ static bool is_first(const tch_optimizer *o, const tchi_factor_batch *f, int64_t
  * its first part, which is below 0. */
 static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f)
 {
-    int64_t most = tchi_group_at(o, f->group)->config.world_invariant ? 1 : f->count;
+    int64_t most = tchi_group_at(o, f->group)->config.numerics.world_invariant ? 1 : f->count;
     for (int64_t first = 0, end; first<f->count; first = end> first ? end : first + 1) {
         basis_run r = {.optimizer = o, .factor_batch = f, .first = first, .begin = is_first(o, f, first)};
         for (end = first; end < f->count && end - first < most && f->refresh[end] && is_first(o, f, end) == r.begin;) {

@@ -202,7 +202,7 @@ static bool begins_something(const tch_optimizer *o, const tchi_step *now)
 static tch_status decide(tch_optimizer *o, const tchi_step *now, const tch_tensor *found_inf, bool *skipped)
 {
     const tch_backend *t = o->context->backend;
-    tch_nonfinite policy = tchi_group_at(o, 0)->config.nonfinite;
+    tch_nonfinite policy = tchi_group_at(o, 0)->config.numerics.nonfinite;
     bool look = policy != TCH_NONFINITE_IGNORE && found_inf == NULL;
     const float *told = found_inf == NULL ? NULL : tchi_tensor_data(found_inf);
     if (look) {
@@ -241,8 +241,8 @@ static tch_status look_at_gradients(tch_optimizer *o, const tch_tensor *const *g
 static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tchi_group *g)
 {
     const tch_optim_config *c = &g->config;
-    double ratio = tchi_config_scalar_ratio(c);
-    bool stays = g->lr != NULL && c->scalar_lr > 0.0 && ratio == 0.0; /* what the device has is not known here */
+    double ratio = tchi_config_adamw_ratio(c);
+    bool stays = g->lr != NULL && c->adamw.lr > 0.0 && ratio == 0.0; /* what the device has is not known here */
     tchi_group_numbers n = {0};
     n.main = (tch_hyper){.lr = c->lr,
                          .beta1 = c->beta1,
@@ -251,13 +251,13 @@ static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tchi
                          .weight_decay = c->weight_decay,
                          .momentum = c->momentum,
                          .dampening = c->dampening,
-                         .graft_beta2 = c->grafting_beta2,
-                         .graft_eps = c->grafting_eps};
-    n.scalar = (tch_hyper){.lr = stays ? c->scalar_lr : tchi_config_scalar_lr(c),
-                           .beta1 = c->scalar_beta1,
-                           .beta2 = c->scalar_beta2,
-                           .eps = c->scalar_eps,
-                           .weight_decay = c->scalar_weight_decay >= 0.0 ? c->scalar_weight_decay : c->weight_decay,
+                         .graft_beta2 = c->shampoo.grafting_beta2,
+                         .graft_eps = c->shampoo.grafting_eps};
+    n.scalar = (tch_hyper){.lr = stays ? c->adamw.lr : tchi_config_adamw_lr(c),
+                           .beta1 = c->adamw.beta1,
+                           .beta2 = c->adamw.beta2,
+                           .eps = c->adamw.eps,
+                           .weight_decay = c->adamw.weight_decay >= 0.0 ? c->adamw.weight_decay : c->weight_decay,
                            .spare = {ratio}};
     if (method->set_numbers != NULL) {
         method->set_numbers(c, &n);
@@ -283,11 +283,11 @@ static tch_status read_lr(tch_optimizer *o, tchi_group *g)
     const tch_array from = {tchi_tensor_data(g->lr), tchi_scalar_of(g->lr->dtype), 0, NULL, NULL};
     const tch_array to = {&g->numbers->main.lr, TCH_SCALAR_F64, 0, NULL, NULL};
     TCHI_TRY(o->context->backend->matrix->copy(o->context->state, &to, &from));
-    if (g->config.scalar_lr == 0.0) {
+    if (g->config.adamw.lr == 0.0) {
         const tch_array scalar = {&g->numbers->scalar.lr, TCH_SCALAR_F64, 0, NULL, NULL};
         return o->context->backend->matrix->copy(o->context->state, &scalar, &from);
     }
-    if (tchi_config_scalar_ratio(&g->config) == 0.0) {
+    if (tchi_config_adamw_ratio(&g->config) == 0.0) {
         return TCH_OK;
     }
     const double *ratio = g->numbers->scalar.spare;
@@ -356,8 +356,8 @@ static tch_status update_elements(tch_optimizer *o, int32_t group, const tch_upd
 {
     const tch_optim_config *config = &tchi_group_at(o, group)->config;
     const tchi_elementwise *method = o->method->elementwise;
-    const tch_elementwise_rule rule = {method->kind, config->amsgrad && !method->of_rest, config->decay == TCH_DECAY_L2,
-                                       config->nesterov};
+    const tch_elementwise_rule rule = {method->kind, config->amsgrad && !method->of_rest,
+                                       config->weight_decay_type == TCH_WEIGHT_DECAY_L2, config->nesterov};
     return o->context->backend->update->elementwise(o->context->state, update, &rule);
 }
 
@@ -431,7 +431,7 @@ tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, co
     if (optimizer->shared != NULL) {
         TCHI_TRY(tchi_shared_finish(optimizer, skipped));
     }
-    bool raise = skipped && tchi_group_at(optimizer, 0)->config.nonfinite == TCH_NONFINITE_RAISE;
+    bool raise = skipped && tchi_group_at(optimizer, 0)->config.numerics.nonfinite == TCH_NONFINITE_RAISE;
     return raise && optimizer->failed == TCH_OK ? name_nonfinite(optimizer, &now) : optimizer->failed;
 }
 

@@ -167,7 +167,7 @@ bool tchi_block_batch_has_middle(const tchi_block_batch *block_batch)
 
 static bool is_rounded(const tch_optimizer *o, const tchi_block_batch *block_batch)
 {
-    return tchi_group_at(o, block_batch->group)->config.precision == TCH_PRECISION_HIGH &&
+    return tchi_group_at(o, block_batch->group)->config.numerics.precision == TCH_PRECISION_HIGH &&
            block_batch->real == TCH_SCALAR_F32;
 }
 

@@ -271,8 +271,8 @@ static void skip_on_a_device(tch_context *context, tch_optim_kind kind)
     trial t;
     int64_t count;
     tch_optim_config c = trial_config(kind);
-    c.precondition_frequency = kind == TCH_OPTIM_SHAMPOO ? 1 : 1000;
-    c.grafting = TCH_GRAFTING_ADAM;
+    c.shampoo.precondition_frequency = kind == TCH_OPTIM_SHAMPOO ? 1 : 1000;
+    c.shampoo.grafting = TCH_GRAFTING_ADAM;
     c.momentum = 0.9;
     trial_open(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, (int32_t)TEST_COUNT(shapes), shapes);
     trial_steps(&t, 3);

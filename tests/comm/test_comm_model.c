@@ -162,8 +162,8 @@ static void try_all(const placed_numbers *numbers, tch_optim_kind kind, tch_dtyp
                   placings[how].name, ranks, (long long)bytes);
         trial t = {.config = test_optim_defaults(kind), .numbers = numbers, .narrow = narrow};
         t.placed = (placed_config){model, PARAMETERS, placings[how].place, dtype, "p", numbers->start};
-        t.config.precondition_frequency = 2;
-        t.config.max_preconditioner_dim = 16;
+        t.config.shampoo.precondition_frequency = 2;
+        t.config.shampoo.max_preconditioner_dim = 16;
         try_group(context, &t, ranks, bytes);
     }
     tch_context_destroy(context);

@@ -41,7 +41,7 @@ static tch_status train_until(tch_context *context, tch_comm *comm, bool sharded
                           {.rank = 0, .start = {ROWS / 2}, .offset = {ROWS / 2}, .size = {ROWS / 2, COLS}}};
     tch_placement placement = {sizeof placement, 2, shape, sharded ? 2 : 0, halves};
     tch_optim_config config = test_optim_defaults(kind);
-    config.precondition_frequency = 2;
+    config.shampoo.precondition_frequency = 2;
     tch_optimizer *optimizer;
     tch_optim_setup setup = {sizeof setup, .comm = comm, .placements = &placement};
     CHECK_OK(tch_optimizer_create(context, &config, &setup, 1, &entry, &optimizer));

@@ -44,7 +44,7 @@ static tch_kfac_config config_of(tch_kfac_method method, tch_dtype dtype)
 {
     tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
     config.method = method;
-    config.accumulation = 2;
+    config.accumulation_steps = 2;
     config.factor_dtype = dtype;
     return config;
 }
@@ -268,7 +268,7 @@ TEST_IN_FOLDER(factors_are_the_owners)
     int32_t owners = 0;
     const char *path = test_path(INDEX);
     tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT64);
-    config.accumulation = 1;
+    config.accumulation_steps = 1;
     training r = training_of(&config, 3);
     r.apart = 1;
     r.to = path;

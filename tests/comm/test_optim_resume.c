@@ -92,8 +92,8 @@ static tch_optim_config config_of(tch_optim_kind kind)
     tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.01;
     c.weight_decay = 0.1;
-    c.precondition_frequency = 2;
-    c.max_preconditioner_dim = 16;
+    c.shampoo.precondition_frequency = 2;
+    c.shampoo.max_preconditioner_dim = 16;
     return c;
 }
 
@@ -125,19 +125,19 @@ TEST_WITH(every_kind, open_folder, test_folder_remove)
     } cases[] = {
         {"sgd", TCH_OPTIM_SGD, F32, {SET(momentum, 0.9)}},
         {"adamw", TCH_OPTIM_ADAMW, F32, {SET(amsgrad, 1)}},
-        {"adamw", TCH_OPTIM_ADAMW, BF16, {SET(amsgrad, 1), SET(master_weights, 1)}},
+        {"adamw", TCH_OPTIM_ADAMW, BF16, {SET(amsgrad, 1), SET(memory.master_weights, 1)}},
         {"lion", TCH_OPTIM_LION, F64, {{{0}, 0}}},
-        {"shampoo", TCH_OPTIM_SHAMPOO, F32, {SET(grafting, TCH_GRAFTING_ADAM), SET(momentum, 0.5)}},
+        {"shampoo", TCH_OPTIM_SHAMPOO, F32, {SET(shampoo.grafting, TCH_GRAFTING_ADAM), SET(momentum, 0.5)}},
         {"shampoo with master weights, packed, roots in bfloat16",
          TCH_OPTIM_SHAMPOO,
          BF16,
-         {SET(grafting, TCH_GRAFTING_ADAM), SET(merge_dims, 0), SET(master_weights, 1), SET(packed_factors, 1),
-          SET(root_dtype, TCH_STATE_BFLOAT16)}},
-        {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F32, {SET(precondition_frequency, 2)}},
+         {SET(shampoo.grafting, TCH_GRAFTING_ADAM), SET(shampoo.merge_dims, 0), SET(memory.master_weights, 1),
+          SET(memory.packed_factors, 1), SET(memory.root_dtype, TCH_STATE_BFLOAT16)}},
+        {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F32, {SET(shampoo.precondition_frequency, 2)}},
         {"soap", TCH_OPTIM_SOAP, F32, {{{0}, 0}}},
-        {"soap in blocks, packed", TCH_OPTIM_SOAP, F64, {SET(block, 1), SET(packed_factors, 1)}},
+        {"soap in blocks, packed", TCH_OPTIM_SOAP, F64, {SET(soap.block, 1), SET(memory.packed_factors, 1)}},
         {"muon", TCH_OPTIM_MUON, F32, {{{0}, 0}}},
-        {"muon with master weights", TCH_OPTIM_MUON, BF16, {SET(master_weights, 1)}},
+        {"muon with master weights", TCH_OPTIM_MUON, BF16, {SET(memory.master_weights, 1)}},
         {"normuon", TCH_OPTIM_NORMUON, F32, {{{0}, 0}}},
     };
     for (size_t i = 0; i < TEST_COUNT(cases) * TEST_COUNT(sequences); i++) {
@@ -212,9 +212,9 @@ TEST_WITH(one_rank_cannot_open, open_folder, test_folder_remove)
 TEST_WITH(moments_in_less_memory, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
-    c.state_dtype = TCH_STATE_INT8;
+    c.memory.state_dtype = TCH_STATE_INT8;
     const char *path = saved_by(0, *state, &c, test_path("narrow.safetensors"));
-    c.state_dtype = TCH_STATE_FLOAT32;
+    c.memory.state_dtype = TCH_STATE_FLOAT32;
     shared_training t = load_by(*state, &c, TCH_FLOAT32, path);
     shared_try(&t, 2, placed_by_rows, false);
     expect(&t, 0, TCH_ERR_UNSUPPORTED, "state_dtype float32");

@@ -80,8 +80,8 @@ static void compare(const placed_numbers *n, double *const *expected, double *co
 #define F32 {TCH_FLOAT, 32, 1}
 #define BF16 {TCH_BFLOAT, 16, 1}
 /* clang-format on */
-#define GRAFTED SET(grafting, TCH_GRAFTING_ADAM), SET(beta2, 0.99), SET(relative_eps, 1e-4)
-#define BLOCKS SET(block, 1), SET(normalize_grads, 1), SET(packed_factors, 1)
+#define GRAFTED SET(shampoo.grafting, TCH_GRAFTING_ADAM), SET(beta2, 0.99), SET(numerics.damping, 1e-4)
+#define BLOCKS SET(soap.block, 1), SET(soap.normalize_grads, 1), SET(memory.packed_factors, 1)
 
 /* More ranks than tiles, and than rows, where there are many. */
 enum { SIZES = 5 };
@@ -111,7 +111,7 @@ static void try_all(const placed_numbers *n, const char *name, const tch_optim_c
             t.end = many;
             shared_run(&t, group_sizes[s], placements[p].place, s == 1);
             compare(n, one, many, test_on_cpu() ? 0.0 : gpu_tolerance,
-                    config->kind == TCH_OPTIM_SOAP && !config->world_invariant);
+                    config->kind == TCH_OPTIM_SOAP && !config->numerics.world_invariant);
         }
     }
 }
@@ -127,7 +127,7 @@ TEST(every_kind)
     } cases[] = {
         {"sgd", TCH_OPTIM_SGD, F32, 1e-5, {SET(momentum, 0.9)}},
         {"adamw", TCH_OPTIM_ADAMW, F32, 1e-5, {{{0}, 0}}},
-        {"adamw", TCH_OPTIM_ADAMW, BF16, 1e-5, {SET(master_weights, 1)}},
+        {"adamw", TCH_OPTIM_ADAMW, BF16, 1e-5, {SET(memory.master_weights, 1)}},
         {"lion", TCH_OPTIM_LION, F32, 1e-5, {{{0}, 0}}},
         {"shampoo", TCH_OPTIM_SHAMPOO, F32, 1e-4, {{{0}, 0}}},
         {"shampoo with grafting and momentum", TCH_OPTIM_SHAMPOO, F32, 1e-4, {GRAFTED, SET(momentum, 0.5)}},
@@ -135,34 +135,44 @@ TEST(every_kind)
          TCH_OPTIM_SHAMPOO,
          F64,
          1e-4,
-         {GRAFTED, SET(decay, TCH_DECAY_L2), SET(stagger, 0), SET(packed_factors, 1)}},
+         {GRAFTED, SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(shampoo.stagger, 0),
+          SET(memory.packed_factors, 1)}},
         {"shampoo with master weights and l2, roots in bfloat16",
          TCH_OPTIM_SHAMPOO,
          BF16,
          1e-2,
-         {GRAFTED, SET(decay, TCH_DECAY_L2), SET(stagger, 0), SET(packed_factors, 1), SET(master_weights, 1),
-          SET(root_dtype, TCH_STATE_BFLOAT16)}},
-        {"adaptive shampoo", TCH_OPTIM_SHAMPOO, F32, 1e-4, {SET(refresh_drift, 1.5), SET(precondition_frequency, 8)}},
-        {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F64, 1e-4, {SET(precondition_frequency, 3)}},
+         {GRAFTED, SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(shampoo.stagger, 0), SET(memory.packed_factors, 1),
+          SET(memory.master_weights, 1), SET(memory.root_dtype, TCH_STATE_BFLOAT16)}},
+        {"adaptive shampoo",
+         TCH_OPTIM_SHAMPOO,
+         F32,
+         1e-4,
+         {SET(shampoo.refresh_drift, 1.5), SET(shampoo.precondition_frequency, 8)}},
+        {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F64, 1e-4, {SET(shampoo.precondition_frequency, 3)}},
         {"kl_shampoo with l2, packed",
          TCH_OPTIM_KL_SHAMPOO,
          F32,
          1e-3,
-         {SET(decay, TCH_DECAY_L2), SET(packed_factors, 1), SET(beta1, 0.0)}},
+         {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(memory.packed_factors, 1), SET(beta1, 0.0)}},
         {"soap", TCH_OPTIM_SOAP, F32, 1e-3, {{{0}, 0}}},
         {"soap in blocks, packed", TCH_OPTIM_SOAP, F64, 1e-4, {BLOCKS}},
-        {"adaptive soap", TCH_OPTIM_SOAP, F64, 1e-4, {BLOCKS, SET(refresh_drift, 1.0), SET(precondition_frequency, 8)}},
+        {"adaptive soap",
+         TCH_OPTIM_SOAP,
+         F64,
+         1e-4,
+         {BLOCKS, SET(shampoo.refresh_drift, 1.0), SET(shampoo.precondition_frequency, 8)}},
         {"muon", TCH_OPTIM_MUON, F32, 0x1p-7, {{{0}, 0}}},
         {"muon with another's decay",
          TCH_OPTIM_MUON,
          F32,
          0x1p-7,
-         {SET(decay, TCH_DECAY_L2)}}, /* which it does not read */
+         {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}}, /* which it does not read */
         {"muon with master weights",
          TCH_OPTIM_MUON,
          BF16,
          0x1p-6,
-         {SET(nesterov, 0), SET(muon_lr, TCH_MUON_LR_MATCH_RMS_ADAMW), SET(maximize, 1), SET(master_weights, 1)}},
+         {SET(nesterov, 0), SET(muon.adjust_lr_fn, TCH_ADJUST_LR_MATCH_RMS_ADAMW), SET(maximize, 1),
+          SET(memory.master_weights, 1)}},
         {"normuon", TCH_OPTIM_NORMUON, F32, 0x1p-7, {{{0}, 0}}},
     };
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
@@ -176,10 +186,10 @@ TEST(every_kind)
 TEST(world_invariant)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON,
-                                             TCH_OPTIM_KL_SHAMPOO};
+                                           TCH_OPTIM_KL_SHAMPOO};
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         tch_optim_config c = shared_config(kinds[k]);
-        c.world_invariant = 1;
+        c.numerics.world_invariant = 1;
         try_all(*state, "block by block", &c, TCH_FLOAT32, 0.0, few_ranks);
     }
 }

@@ -41,7 +41,7 @@ TEST(nan_on_one_rank)
     for (size_t p = 0; p < TEST_COUNT(failing_placements); p++) {
         test_case("placement %d", (int)p);
         tch_optim_config c = shared_config(TCH_OPTIM_MUON);
-        c.nonfinite = TCH_NONFINITE_RAISE;
+        c.numerics.nonfinite = TCH_NONFINITE_RAISE;
         shared_training t = shared_training_of(n, &c, TCH_FLOAT32);
         t.bad_rank = 1;
         t.bad_step = 3;
@@ -50,7 +50,7 @@ TEST(nan_on_one_rank)
 
         double *ends[SHARED_PARAMETERS];
         placed_room(ends, SHARED_PARAMETERS, shared_model, 0xFF);
-        c.nonfinite = TCH_NONFINITE_SKIP;
+        c.numerics.nonfinite = TCH_NONFINITE_SKIP;
         t = shared_training_of(n, &c, TCH_FLOAT32);
         t.bad_rank = 1;
         t.bad_step = 3;
@@ -155,8 +155,8 @@ TEST(wrong_calls)
     for (size_t k = 0; k < TEST_COUNT(cases); k++) {
         test_case("%s, case %d", cases[k].name, (int)k);
         tch_optim_config c = shared_config(cases[k].kind);
-        c.nonfinite = TCH_NONFINITE_RAISE; /* so that the host learns of it at once on a GPU too */
-        c.state_dtype = cases[k].moments;
+        c.numerics.nonfinite = TCH_NONFINITE_RAISE; /* so that the host learns of it at once on a GPU too */
+        c.memory.state_dtype = cases[k].moments;
         shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
         t.lacking_rank = cases[k].lacking_rank;
         t.wrong_rank = cases[k].wrong_rank;

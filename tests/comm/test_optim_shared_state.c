@@ -137,7 +137,7 @@ static counted_training *begin_counting(tch_optim_kind kind, int32_t count, plac
 {
     counted_training *t = test_alloc(sizeof *t);
     *t = (counted_training){.count = count, .place = place, .config = shared_config(kind)};
-    t->config.max_preconditioner_dim = EQUAL_ROWS; /* one block each */
+    t->config.shampoo.max_preconditioner_dim = EQUAL_ROWS; /* one block each */
     for (int32_t i = 0; i < count; i++) {
         t->shapes[i] = shape;
     }

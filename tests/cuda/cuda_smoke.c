@@ -260,13 +260,13 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
         config.lr = 0.1; /* so that an update is larger than the tolerance */
     }
     if (!even) {
-        config.precondition_frequency = 2;
-        config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 24 : 64;
-        config.grafting = TCH_GRAFTING_ADAM;
+        config.shampoo.precondition_frequency = 2;
+        config.shampoo.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 24 : 64;
+        config.shampoo.grafting = TCH_GRAFTING_ADAM;
         config.momentum = 0.9;
         config.amsgrad = 1;
-        config.master_weights = half == 1;
-        config.stochastic_rounding = half == 2;
+        config.memory.master_weights = half == 1;
+        config.memory.stochastic_rounding = half == 2;
     }
     for (int i = 0; i < count; i++) {
         int64_t shape[] = {1, sizes[even][i][0], sizes[even][i][1]};

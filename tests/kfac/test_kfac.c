@@ -37,7 +37,7 @@ static void check_steps(tch_context *context, const tch_kfac_config *config, tch
     t->little = little;
     for (int step = 0; step < 20; step++) {
         int32_t count = step < 4 ? LAYERS - 1 : LAYERS;
-        for (int32_t k = 0; k < config->accumulation * count; k++) {
+        for (int32_t k = 0; k < config->accumulation_steps * count; k++) {
             test_kfac_observe(t, k % count, k % count == 2 ? 2.5 : 1.0);
         }
         if (step % 3 == 1) {
@@ -64,12 +64,12 @@ TEST(every_method_and_option)
     for (int i = 0; i < 3 * 2 * 2 * 2 * 2; i++) {
         tch_kfac_config config = config_of(i % 3, 1e-2);
         config.sharing = i / 3 % 2;
-        config.bias_correction = i / 6 % 2;
+        config.use_bias_correction = i / 6 % 2;
         config.kl_clip = i / 12 % 2 == 0 ? 0.0 : 1e-3;
-        config.accumulation = i / 24 == 0 ? 1 : 3;
+        config.accumulation_steps = i / 24 == 0 ? 1 : 3;
         config.factor_decay = 0.8;
         test_case("%s, sharing %d, bias_correction %d, kl_clip %g, accumulation %d", methods[config.method],
-                  config.sharing, config.bias_correction, config.kl_clip, config.accumulation);
+                  config.sharing, config.use_bias_correction, config.kl_clip, config.accumulation_steps);
         check_steps(*state, &config, TCH_FLOAT64, 0.1, false);
     }
 }

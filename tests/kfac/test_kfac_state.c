@@ -595,10 +595,10 @@ TEST(bad_descriptions_are_refused)
         {CONFIG(sharing), TCH_SHARING_COUNT, "sharing"},
         {CONFIG(damping), 0.0, "damping"},
         {CONFIG(factor_decay), NAN, "factor_decay"},
-        {CONFIG(bias_correction), 2, "bias_correction"},
-        {CONFIG(accumulation), 0, "accumulation is 0, expected 1 to 1073741824"},
+        {CONFIG(use_bias_correction), 2, "use_bias_correction"},
+        {CONFIG(accumulation_steps), 0, "accumulation_steps is 0, expected 1 to 1073741824"},
         {CONFIG(struct_size), 8, "TCH_KFAC_CONFIG_INIT"},
-        {CONFIG(accumulation), INT32_MAX, "accumulation is 2147483647, expected 1 to 1073741824"},
+        {CONFIG(accumulation_steps), INT32_MAX, "accumulation_steps is 2147483647, expected 1 to 1073741824"},
         {CONFIG(kl_clip), INFINITY, "kl_clip is inf, expected 0 to 1e300"},
         {CONFIG(damping), 1.0, "factor_dtype"},
     };

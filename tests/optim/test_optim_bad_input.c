@@ -17,11 +17,11 @@ static const trial_shape shapes[] = {
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = test_optim_defaults(kind);
-    c.stagger = 0; /* as the references do */
+    c.shampoo.stagger = 0; /* as the references do */
     c.lr = 0.01;
-    c.precondition_frequency = 1;
-    c.relative_eps = 1e-3;
-    c.root_method = TCH_ROOT_EIGEN;
+    c.shampoo.precondition_frequency = 1;
+    c.numerics.damping = 1e-3;
+    c.numerics.method = TCH_ROOT_EIGEN;
     return c;
 }
 
@@ -55,7 +55,7 @@ static void go_on(trial *t, double tolerance)
 static const test_range ranges[] = {
     {FIELD(lr), 1, 4, {-1e-3, NAN, INFINITY, -INFINITY}},
     {FIELD(weight_decay), 1, 3, {-0.1, NAN, INFINITY}},
-    {FIELD(decay), 0, 3, {-1, 2, 99}},
+    {FIELD(weight_decay_type), 0, 3, {-1, 2, 99}},
     {FIELD(maximize), 0, 2, {-1, 2}},
     {FIELD(momentum), 1, 4, {-0.1, 1.0, 1.5, NAN}},
     {FIELD(dampening), 1, 3, {NAN, INFINITY, -INFINITY}},
@@ -63,44 +63,44 @@ static const test_range ranges[] = {
     {FIELD(beta1), 1, 4, {-0.1, 1.0, 2.0, NAN}},
     {FIELD(beta2), 1, 4, {-0.1, 1.01, INFINITY, NAN}},
     {FIELD(eps), 1, 3, {-1e-8, NAN, INFINITY}},
-    {FIELD(bias_correction), 0, 2, {-1, 2}},
+    {FIELD(use_bias_correction), 0, 2, {-1, 2}},
     {FIELD(amsgrad), 0, 2, {-1, 2}},
-    {FIELD(scalar_lr), 1, 3, {-1.0, NAN, INFINITY}},
-    {FIELD(scalar_base_lr), 1, 3, {-1.0, NAN, INFINITY}},
-    {FIELD(scalar_beta1), 1, 3, {-0.5, 1.0, NAN}},
-    {FIELD(scalar_beta2), 1, 3, {-0.5, 1.0, NAN}},
-    {FIELD(scalar_eps), 1, 2, {-1.0, NAN}},
-    {FIELD(scalar_weight_decay), 1, 2, {NAN, INFINITY}},
-    {FIELD(max_preconditioner_dim), 0, 3, {0, -1, -1e18}},
-    {FIELD(block), 0, 2, {-1, 2}},
-    {FIELD(merge_dims), 0, 2, {-1, 2}},
-    {FIELD(precondition_1d), 0, 2, {-1, 2}},
-    {FIELD(packed_factors), 0, 2, {-1, 2}},
-    {FIELD(precondition_frequency), 1, 4, {0, -1, INT_MIN, INT_MAX}},
-    {FIELD(refresh_drift), 1, 4, {-1e-3, 1e7, NAN, INFINITY}},
-    {FIELD(refresh_budget), 1, 4, {0, 1.5, NAN, -1}},
-    {FIELD(start_preconditioning_step), 0, 3, {-2, INT_MIN, INT_MAX}},
-    {FIELD(stagger), 1, 2, {-1, 2}},
-    {FIELD(precision), 0, 2, {-1, 2}},
-    {FIELD(world_invariant), 0, 2, {-1, 2}},
-    {FIELD(state_dtype), 0, 3, {-1, 3, 1000}},
-    {FIELD(root_dtype), 0, 2, {-1, TCH_STATE_INT8}},
-    {FIELD(relative_eps), 1, 3, {-1e-3, NAN, INFINITY}},
-    {FIELD(root_tolerance), 0, 3, {-1e-3, NAN, INFINITY}},
-    {FIELD(root_method), 0, 2, {-1, 4}},
-    {FIELD(exponent_override), 0, 5, {-1, 5, 7, 9, INT_MAX}},
-    {FIELD(grafting), 0, 2, {-1, 5}},
-    {FIELD(grafting_beta2), 1, 3, {-0.1, 1.0, NAN}},
-    {FIELD(grafting_eps), 1, 2, {-1.0, NAN}},
-    {FIELD(shampoo_beta), 1, 3, {1.0, 2.0, NAN}},
-    {FIELD(normalize_grads), 0, 2, {-1, 2}},
-    {FIELD(muon_method), 0, 2, {-1, 3}},
-    {FIELD(muon_steps), 0, 3, {-1, -5, 101}},
-    {FIELD(muon_lr), 0, 2, {-1, 3}},
-    {FIELD(master_weights), 0, 2, {-1, 2}},
-    {FIELD(stochastic_rounding), 0, 2, {-1, 2}},
-    {FIELD(nonfinite), 0, 2, {-1, 3}},
-    {FIELD(memory_budget), 0, 3, {-1, 9.2e18, -0x1p33}}, /* a number of 64 bits is looked at as one */
+    {FIELD(adamw.lr), 1, 3, {-1.0, NAN, INFINITY}},
+    {FIELD(adamw.base_lr), 1, 3, {-1.0, NAN, INFINITY}},
+    {FIELD(adamw.beta1), 1, 3, {-0.5, 1.0, NAN}},
+    {FIELD(adamw.beta2), 1, 3, {-0.5, 1.0, NAN}},
+    {FIELD(adamw.eps), 1, 2, {-1.0, NAN}},
+    {FIELD(adamw.weight_decay), 1, 2, {NAN, INFINITY}},
+    {FIELD(shampoo.max_preconditioner_dim), 0, 3, {0, -1, -1e18}},
+    {FIELD(soap.block), 0, 2, {-1, 2}},
+    {FIELD(shampoo.merge_dims), 0, 2, {-1, 2}},
+    {FIELD(shampoo.precondition_1d), 0, 2, {-1, 2}},
+    {FIELD(memory.packed_factors), 0, 2, {-1, 2}},
+    {FIELD(shampoo.precondition_frequency), 1, 4, {0, -1, INT_MIN, INT_MAX}},
+    {FIELD(shampoo.refresh_drift), 1, 4, {-1e-3, 1e7, NAN, INFINITY}},
+    {FIELD(shampoo.refresh_budget), 1, 4, {0, 1.5, NAN, -1}},
+    {FIELD(shampoo.start_preconditioning_step), 0, 3, {-2, INT_MIN, INT_MAX}},
+    {FIELD(shampoo.stagger), 1, 2, {-1, 2}},
+    {FIELD(numerics.precision), 0, 2, {-1, 2}},
+    {FIELD(numerics.world_invariant), 0, 2, {-1, 2}},
+    {FIELD(memory.state_dtype), 0, 3, {-1, 3, 1000}},
+    {FIELD(memory.root_dtype), 0, 2, {-1, TCH_STATE_INT8}},
+    {FIELD(numerics.damping), 1, 3, {-1e-3, NAN, INFINITY}},
+    {FIELD(numerics.tolerance), 0, 3, {-1e-3, NAN, INFINITY}},
+    {FIELD(numerics.method), 0, 2, {-1, 4}},
+    {FIELD(shampoo.exponent_override), 0, 5, {-1, 5, 7, 9, INT_MAX}},
+    {FIELD(shampoo.grafting), 0, 2, {-1, 5}},
+    {FIELD(shampoo.grafting_beta2), 1, 3, {-0.1, 1.0, NAN}},
+    {FIELD(shampoo.grafting_eps), 1, 2, {-1.0, NAN}},
+    {FIELD(soap.shampoo_beta), 1, 3, {1.0, 2.0, NAN}},
+    {FIELD(soap.normalize_grads), 0, 2, {-1, 2}},
+    {FIELD(muon.method), 0, 2, {-1, 3}},
+    {FIELD(muon.ns_steps), 0, 3, {-1, -5, 101}},
+    {FIELD(muon.adjust_lr_fn), 0, 2, {-1, 3}},
+    {FIELD(memory.master_weights), 0, 2, {-1, 2}},
+    {FIELD(memory.stochastic_rounding), 0, 2, {-1, 2}},
+    {FIELD(numerics.nonfinite), 0, 2, {-1, 3}},
+    {FIELD(memory.budget), 0, 3, {-1, 9.2e18, -0x1p33}}, /* a number of 64 bits is looked at as one */
 };
 
 /* A value that is too large is not answered with a least one that it is above, nor the other way round. */
@@ -158,8 +158,8 @@ TEST(options_that_do_not_go_together)
         {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_LION, {FIELD(beta2)}, {1}},
         {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_NORMUON, {FIELD(beta2)}, {1}},
         {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_SOAP, {FIELD(beta2)}, {1}},
-        {"no damping", "eps", TCH_OPTIM_SHAMPOO, {FIELD(eps), FIELD(relative_eps)}, {0, 0}},
-        {"amsgrad in codes", "amsgrad", TCH_OPTIM_ADAMW, {FIELD(amsgrad), FIELD(state_dtype)}, {1, TCH_STATE_INT8}},
+        {"no damping", "eps", TCH_OPTIM_SHAMPOO, {FIELD(eps), FIELD(numerics.damping)}, {0, 0}},
+        {"amsgrad in codes", "amsgrad", TCH_OPTIM_ADAMW, {FIELD(amsgrad), FIELD(memory.state_dtype)}, {1, TCH_STATE_INT8}},
         {"no kind", "kind", TCH_OPTIM_SGD, {FIELD(kind)}, {99}},
         {"no struct_size", "config", TCH_OPTIM_SGD, {FIELD(struct_size)}, {sizeof(tch_optim_config) - 8}},
         /* clang-format on */
@@ -201,7 +201,7 @@ TEST(changes_that_are_refused)
         }
         test_case("%s: changing the seed or the kind", tch_optim_kind_name(kind));
         tch_optim_config c = good;
-        c.seed += 1;
+        c.memory.seed += 1;
         refuse_argument(tch_optimizer_set_config(t.optimizer, 0, &c), "seed");
         c = test_optim_defaults(kind == TCH_OPTIM_SGD ? TCH_OPTIM_ADAMW : TCH_OPTIM_SGD);
         refuse_argument(tch_optimizer_set_config(t.optimizer, 0, &c), "kind");
@@ -632,8 +632,8 @@ TEST(checkpoints_of_something_else)
         {"fewer parameters", TCH_OPTIM_SHAMPOO, TCH_OPTIM_SHAMPOO, NONE, NONE, SHAPES - 1, shapes, "optimizer"},
         {"another kind", TCH_OPTIM_SHAMPOO, TCH_OPTIM_ADAMW, NONE, NONE, SHAPES, shapes, "optimizer"},
         {"another prefix", TCH_OPTIM_SHAMPOO, TCH_OPTIM_SHAMPOO, NONE, NONE, SHAPES, shapes, "elsewhere"},
-        {"other blocks", OF(TCH_OPTIM_SHAMPOO, NONE, SET(max_preconditioner_dim, 4))},
-        {"another graft", OF(TCH_OPTIM_SHAMPOO, NONE, SET(grafting, TCH_GRAFTING_ADAM))},
+        {"other blocks", OF(TCH_OPTIM_SHAMPOO, NONE, SET(shampoo.max_preconditioner_dim, 4))},
+        {"another graft", OF(TCH_OPTIM_SHAMPOO, NONE, SET(shampoo.grafting, TCH_GRAFTING_ADAM))},
         {"a buffer that it has no place for", OF(TCH_OPTIM_SHAMPOO, SET(momentum, 0.9), NONE)},
         {"maximize", OF(TCH_OPTIM_SHAMPOO, SET(maximize, 1), NONE)},
         {"maximize", OF(TCH_OPTIM_ADAMW, SET(maximize, 1), NONE)},

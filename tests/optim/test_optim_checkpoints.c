@@ -52,12 +52,12 @@ static const resume_case cases[] = {
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = trial_config(kind);
-    c.max_preconditioner_dim = 8;
-    c.block = 1;
+    c.shampoo.max_preconditioner_dim = 8;
+    c.soap.block = 1;
     c.momentum = 0.9;
-    c.seed = 11;
+    c.memory.seed = 11;
     if (kind == TCH_OPTIM_SHAMPOO) {
-        c.grafting = TCH_GRAFTING_ADAM;
+        c.shampoo.grafting = TCH_GRAFTING_ADAM;
     }
     return c;
 }
@@ -96,7 +96,7 @@ static void replace_by_file(trial *t, const tch_optim_config *config)
     tch_optim_config other = *config;
     const char *path = test_path("resumed.safetensors");
     other.lr = 7.0;
-    other.seed = 12;
+    other.memory.seed = 12;
     trial_save(t, path);
     trial_replace_optimizer(t, &other);
     CHECK_OK(trial_load(t, path));
@@ -118,11 +118,11 @@ static void resume(tch_context *context, tch_optim_kind kind)
         tch_optim_config c = config_of(kind);
         tch_dtype dtype = cases[i].narrow ? TCH_BFLOAT16 : TCH_FLOAT32;
         test_case("%s, %s", tch_optim_kind_name(kind), cases[i].what);
-        c.master_weights = cases[i].master;
-        c.stochastic_rounding = cases[i].stochastic;
-        c.state_dtype = cases[i].moments;
-        c.refresh_drift = cases[i].drift;
-        c.precondition_frequency = cases[i].drift > 0.0 ? 16 : c.precondition_frequency;
+        c.memory.master_weights = cases[i].master;
+        c.memory.stochastic_rounding = cases[i].stochastic;
+        c.memory.state_dtype = cases[i].moments;
+        c.shampoo.refresh_drift = cases[i].drift;
+        c.shampoo.precondition_frequency = cases[i].drift > 0.0 ? 16 : c.shampoo.precondition_frequency;
         for (int k = 0; k < 2; k++) {
             trial_open(&t[k], context, dtype, dtype, &c, SHAPES, shapes);
         }
@@ -277,16 +277,16 @@ TEST(checkpoints_leave_other_options)
     test_case("another budget, policy and precision, and a drift that the file does not have");
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
     trial_step(&t);
-    c.memory_budget = 1 << 22;
-    c.nonfinite = TCH_NONFINITE_RAISE;
-    c.precision = TCH_PRECISION_HIGH;
-    c.refresh_drift = 1e-9;
+    c.memory.budget = 1 << 22;
+    c.numerics.nonfinite = TCH_NONFINITE_RAISE;
+    c.numerics.precision = TCH_PRECISION_HIGH;
+    c.shampoo.refresh_drift = 1e-9;
     load_changed(&t, &c, 3, later);
     CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
-    CHECK(now.memory_budget == c.memory_budget && now.nonfinite == c.nonfinite && now.precision == c.precision &&
-              now.refresh_drift == c.refresh_drift,
+    CHECK(now.memory.budget == c.memory.budget && now.numerics.nonfinite == c.numerics.nonfinite &&
+              now.numerics.precision == c.numerics.precision && now.shampoo.refresh_drift == c.shampoo.refresh_drift,
           "the checkpoint's were taken");
-    c.refresh_drift = 0.0; /* as the reference does */
+    c.shampoo.refresh_drift = 0.0; /* as the reference does */
     trial_set_config(&t, 0, &c);
     trial_step(&t);
     trial_check(&t, trial_tolerance(TCH_OPTIM_SHAMPOO, TCH_FLOAT64));
@@ -299,7 +299,7 @@ TEST(checkpoints_keep_the_ratio)
 {
     static const struct {
         const char *what;
-        double scalar_lr, lr; /* of the one that loads */
+        double adamw_lr, lr; /* of the one that loads */
         int changes;
         const char *change[1][2];
     } cases[] = {{"a ratio", 0.007, 0.5, 0, {{NULL, NULL}}},
@@ -308,7 +308,7 @@ TEST(checkpoints_keep_the_ratio)
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         trial t;
         tch_optim_config c = trial_config(TCH_OPTIM_MUON);
-        c.scalar_lr = cases[i].scalar_lr;
+        c.adamw.lr = cases[i].adamw_lr;
         test_case("%s", cases[i].what);
         trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
         trial_step(&t);
@@ -317,8 +317,8 @@ TEST(checkpoints_keep_the_ratio)
         trial_step(&t);
         c.lr = cases[i].lr;
         load_changed(&t, &c, cases[i].changes, cases[i].change);
-        if (c.scalar_lr == 0.0) {
-            t.configs[0].scalar_lr = 0.0; /* is lr to the reference */
+        if (c.adamw.lr == 0.0) {
+            t.configs[0].adamw.lr = 0.0; /* is lr to the reference */
         }
         t.configs[0].lr = 0.01;
         CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, 0.01));

@@ -54,30 +54,31 @@ static const kept_form forms[] = {
 static const trial_option options[] = {
     {.name = "defaults"},
     {"adaptive",
-     {SET(refresh_drift, 5.0), SET(precondition_frequency, 8)}}, /* not with rounded roots, which drift more */
-    {"at every step, without a filter", {SET(beta1, 0), SET(precondition_frequency, 1)}},
-    {"spread over a period", {SET(stagger, 1), SET(precondition_frequency, 3)}},
-    {"every dimension, vectors too", {SET(merge_dims, 0), SET(precondition_1d, 1)}},
-    {"little memory", {SET(memory_budget, 1)}},
+     {SET(shampoo.refresh_drift, 5.0),
+      SET(shampoo.precondition_frequency, 8)}}, /* not with rounded roots, which drift more */
+    {"at every step, without a filter", {SET(beta1, 0), SET(shampoo.precondition_frequency, 1)}},
+    {"spread over a period", {SET(shampoo.stagger, 1), SET(shampoo.precondition_frequency, 3)}},
+    {"every dimension, vectors too", {SET(shampoo.merge_dims, 0), SET(shampoo.precondition_1d, 1)}},
+    {"little memory", {SET(memory.budget, 1)}},
     {.name = NULL},
 };
 
 /* Roots of the first step alone. */
-static const trial_option once[] = {{"once", {SET(precondition_frequency, 1000)}}};
+static const trial_option once[] = {{"once", {SET(shampoo.precondition_frequency, 1000)}}};
 
 static tch_optim_config config_of(tch_optim_kind kind, const trial_option *option, const kept_form *form)
 {
     tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.02;
-    c.max_preconditioner_dim = 16;
-    c.block = 1;
-    c.precondition_frequency = 2;
-    c.relative_eps = 1e-3;
-    c.stagger = 0;
+    c.shampoo.max_preconditioner_dim = 16;
+    c.soap.block = 1;
+    c.shampoo.precondition_frequency = 2;
+    c.numerics.damping = 1e-3;
+    c.shampoo.stagger = 0;
     trial_set(&c, option->settings);
-    c.world_invariant = !test_on_cpu();
-    c.packed_factors = form->packed;
-    c.root_dtype = form->roots;
+    c.numerics.world_invariant = !test_on_cpu();
+    c.memory.packed_factors = form->packed;
+    c.memory.root_dtype = form->roots;
     return c;
 }
 
@@ -133,7 +134,7 @@ static double to_bfloat16(double value)
 
 static bool is_narrow(const trial *t)
 {
-    return t->configs[0].root_dtype == TCH_STATE_BFLOAT16 && t->dtype.bits != 64;
+    return t->configs[0].memory.root_dtype == TCH_STATE_BFLOAT16 && t->dtype.bits != 64;
 }
 
 /* Matrices of `a` beside those of `b`, which has roots rounded where it alone does. Returns how many there are. */
@@ -151,7 +152,7 @@ static int check_matrices(const trial *a, const trial *b)
             continue;
         }
         tch_dtype real = b->dtype.bits == 64 ? TCH_FLOAT64 : TCH_FLOAT32;
-        bool packed = b->configs[0].packed_factors || narrow;
+        bool packed = b->configs[0].memory.packed_factors || narrow;
         CHECK(tch_dtype_equal(kept->dtype, narrow ? TCH_BFLOAT16 : real) && kept->ndim == (packed ? 1 : 2),
               "%s is %s of %d dimensions", s.name, tch_dtype_name(kept->dtype), kept->ndim);
         int64_t n;
@@ -320,20 +321,20 @@ static const trial_shape small[] = {
 
 static const trial_option shampoo_blocks[] = {
     {.name = "defaults"},
-    {"without grafting", {SET(grafting, TCH_GRAFTING_NONE)}},
-    {"without roots at first or a filter", {SET(beta1, 0), SET(start_preconditioning_step, 3)}},
+    {"without grafting", {SET(shampoo.grafting, TCH_GRAFTING_NONE)}},
+    {"without roots at first or a filter", {SET(beta1, 0), SET(shampoo.start_preconditioning_step, 3)}},
     {"without a filter", {SET(beta1, 0)}},
-    {"weight decay in gradients", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.1)}},
-    {"momentum, every step", {SET(momentum, 0.9), SET(precondition_frequency, 1)}},
-    {"packed factors", {SET(packed_factors, 1)}},
-    {"packed factors, roots of bfloat16", {SET(packed_factors, 1), SET(root_dtype, TCH_STATE_BFLOAT16)}},
+    {"weight decay in gradients", {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(weight_decay, 0.1)}},
+    {"momentum, every step", {SET(momentum, 0.9), SET(shampoo.precondition_frequency, 1)}},
+    {"packed factors", {SET(memory.packed_factors, 1)}},
+    {"packed factors, roots of bfloat16", {SET(memory.packed_factors, 1), SET(memory.root_dtype, TCH_STATE_BFLOAT16)}},
     {.name = NULL},
 };
 
 static const trial_option soap_blocks[] = {
     {.name = "SOAP"},
-    {"SOAP, weight decay in gradients", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.1)}},
-    {"SOAP, packed factors, every step", {SET(packed_factors, 1), SET(precondition_frequency, 1)}},
+    {"SOAP, weight decay in gradients", {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(weight_decay, 0.1)}},
+    {"SOAP, packed factors, every step", {SET(memory.packed_factors, 1), SET(shampoo.precondition_frequency, 1)}},
     {.name = NULL},
 };
 
@@ -390,7 +391,7 @@ static void check_options(tch_context *context, const tch_optim_config *config, 
         tch_optim_config c = *config;
         c.lr = 0.01;
         c.beta2 = 0.95;
-        c.precondition_frequency = 3;
+        c.shampoo.precondition_frequency = 3;
         trial_set(&c, option->settings);
         test_case("%s", option->name);
         written = 0;
@@ -408,16 +409,16 @@ static void check_options(tch_context *context, const tch_optim_config *config, 
 TEST(fp16_blocks_change_no_bit)
 {
     tch_optim_config c = test_optim_defaults(TCH_OPTIM_SHAMPOO);
-    c.grafting = TCH_GRAFTING_ADAM;
-    c.relative_eps = 1e-6;
+    c.shampoo.grafting = TCH_GRAFTING_ADAM;
+    c.numerics.damping = 1e-6;
     check_options(*state, &c, shampoo_blocks);
 }
 
 TEST(fp16_blocks_change_no_bit_of_soap)
 {
     tch_optim_config c = test_optim_defaults(TCH_OPTIM_SOAP);
-    c.block = 1;
-    c.max_preconditioner_dim = 1024;
+    c.soap.block = 1;
+    c.shampoo.max_preconditioner_dim = 1024;
     check_options(*state, &c, soap_blocks);
 }
 

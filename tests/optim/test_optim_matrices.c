@@ -45,9 +45,10 @@ static tch_optim_config config_of(tch_optim_kind kind)
     tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.05;
     c.weight_decay = 0.1;
-    c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 14 : 7; /* SOAP leaves a matrix whose sides are longer */
-    c.precondition_frequency = 2;
-    c.start_preconditioning_step = 1;
+    c.shampoo.max_preconditioner_dim =
+        kind == TCH_OPTIM_SOAP ? 14 : 7; /* SOAP leaves a matrix whose sides are longer */
+    c.shampoo.precondition_frequency = 2;
+    c.shampoo.start_preconditioning_step = 1;
     return c;
 }
 
@@ -138,7 +139,7 @@ TEST(options_go_by_the_matrix)
 {
     for (int lr = 0; lr < 3; lr++) {
         tch_optim_config c = config_of(lr == 2 ? TCH_OPTIM_NORMUON : TCH_OPTIM_MUON);
-        c.muon_lr = lr == 0 ? TCH_MUON_LR_ORIGINAL : TCH_MUON_LR_MATCH_RMS_ADAMW;
+        c.muon.adjust_lr_fn = lr == 0 ? TCH_ADJUST_LR_ORIGINAL : TCH_ADJUST_LR_MATCH_RMS_ADAMW;
         for (size_t i = 0; i < TEST_COUNT(stacks); i++) {
             test_case("%s, factors of the learning rate %d", stacks[i].what, lr);
             check_stack(*state, &stacks[i], TCH_FLOAT32, &c);
@@ -146,9 +147,9 @@ TEST(options_go_by_the_matrix)
     }
     for (int merged = 0; merged < 2; merged++) {
         tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-        c.merge_dims = merged;
-        c.max_preconditioner_dim = 64;
-        c.grafting = TCH_GRAFTING_ADAM;
+        c.shampoo.merge_dims = merged;
+        c.shampoo.max_preconditioner_dim = 64;
+        c.shampoo.grafting = TCH_GRAFTING_ADAM;
         for (size_t i = 0; i < TEST_COUNT(stacks); i++) {
             bool merges_first = merged && strcmp(stacks[i].what, "convolutions") == 0;
             test_case("%s, merged %d", stacks[i].what, merged);
@@ -165,7 +166,7 @@ TEST(state_is_numbered)
     twins t;
     int32_t roots = 0;
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-    c.max_preconditioner_dim = 64;
+    c.shampoo.max_preconditioner_dim = 64;
     test_case("names of the state");
     open_twins(&t, *state, TCH_FLOAT32, &stacks[3], &c);
     for (int32_t i = 0; i < tch_optimizer_state_count(t.of_whole); i++) {

@@ -28,14 +28,15 @@ static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.01;
-    c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 10 : 8; /* SOAP: a tall matrix has one factor, known at once */
-    c.precondition_frequency = 2;
-    c.stagger = 0; /* as the references do */
+    c.shampoo.max_preconditioner_dim =
+        kind == TCH_OPTIM_SOAP ? 10 : 8; /* SOAP: a tall matrix has one factor, known at once */
+    c.shampoo.precondition_frequency = 2;
+    c.shampoo.stagger = 0; /* as the references do */
     if (kind == TCH_OPTIM_SHAMPOO) {
-        c.relative_eps = 1e-3;
-        c.grafting = TCH_GRAFTING_ADAM;
+        c.numerics.damping = 1e-3;
+        c.shampoo.grafting = TCH_GRAFTING_ADAM;
         c.momentum = 0.5;
-        c.root_method = TCH_ROOT_EIGEN;
+        c.numerics.method = TCH_ROOT_EIGEN;
     }
     return c;
 }
@@ -44,9 +45,9 @@ static tch_optim_config config_of(tch_optim_kind kind)
 static tch_optim_config config_kept(tch_optim_kind kind, tch_state_dtype kept)
 {
     tch_optim_config c = config_of(kind);
-    c.state_dtype = kept;
-    c.packed_factors = kept != TCH_STATE_FLOAT32;
-    c.root_dtype = kept == TCH_STATE_INT8 ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
+    c.memory.state_dtype = kept;
+    c.memory.packed_factors = kept != TCH_STATE_FLOAT32;
+    c.memory.root_dtype = kept == TCH_STATE_INT8 ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
     return c;
 }
 
@@ -116,8 +117,8 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype, tch_state_dtype kept)
     tch_optim_memory before = TCH_OPTIM_MEMORY_INIT;
     tch_optim_memory after = TCH_OPTIM_MEMORY_INIT;
     tch_context *context = open_context();
-    c.master_weights = dtype.bits == 16;
-    c.packed_factors = c.packed_factors && (kept == TCH_STATE_BFLOAT16 || dtype.bits == 16);
+    c.memory.master_weights = dtype.bits == 16;
+    c.memory.packed_factors = c.memory.packed_factors && (kept == TCH_STATE_BFLOAT16 || dtype.bits == 16);
     test_case("%s, %s, state_dtype %d", tch_optim_kind_name(kind), tch_dtype_name(dtype), (int)kept);
     trial_prepare(&t, context, dtype, dtype, &c, SHAPES, shapes, entries);
     for (int32_t i = 0; i < SHAPES; i++) {
@@ -178,7 +179,7 @@ TEST(memory_of_the_caller)
             test_caller_memory m = {.context = open_context(), .fail_at = cases[i].fail_at, .off = cases[i].off};
             const tch_state_allocator allocator = {sizeof allocator, test_caller_allocate, test_caller_release, &m};
             c.momentum = kind == TCH_OPTIM_SGD ? 0.9 : c.momentum;
-            c.precision = TCH_PRECISION_HIGHEST; /* as the reference's */
+            c.numerics.precision = TCH_PRECISION_HIGHEST; /* as the reference's */
             test_case("%s, memory of the caller's, case %d", tch_optim_kind_name(kind), (int)i);
             trial_prepare(&t, m.context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
             tch_status got = tch_optimizer_create(m.context, &c,
@@ -277,9 +278,9 @@ static void run_budget(tch_optim_kind kind, int64_t budget, int64_t *taken, doub
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
     tch_optim_config c = config_of(kind);
     tch_context *context = open_context();
-    c.max_preconditioner_dim = 64;
-    c.block = 1;
-    c.memory_budget = budget;
+    c.shampoo.max_preconditioner_dim = 64;
+    c.soap.block = 1;
+    c.memory.budget = budget;
     CHECK_OK(tch_context_set_workspace_limit(context, limit));
     for (int i = 0; i < COUNT; i++) {
         large[i] = (trial_shape){.ndim = 2, .shape = {128, 192}};

@@ -127,14 +127,16 @@ static const trial_shape merged[] = {{.ndim = 4, .shape = {12, 3, 2, 2}}, {.ndim
 static const trial_option sgd_options[] = {
     {.name = "plain"},
     {"maximize", {SET(maximize, 1)}},
-    {"l2", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"l2", {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(weight_decay, 0.3)}},
     {"momentum", {SET(momentum, 0.9)}},
     {"dampening", {SET(momentum, 0.9), SET(dampening, 0.3)}},
     {"nesterov", {SET(momentum, 0.8), SET(nesterov, 1)}},
-    {"nesterov with decay", {SET(momentum, 0.8), SET(nesterov, 1), SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"nesterov with decay",
+     {SET(momentum, 0.8), SET(nesterov, 1), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(weight_decay, 0.3)}},
     {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"much at once",
-     {SET(momentum, 0.9), SET(dampening, 0.3), SET(maximize, 1), SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+     {SET(momentum, 0.9), SET(dampening, 0.3), SET(maximize, 1), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2),
+      SET(weight_decay, 0.3)}},
     {.name = NULL},
 };
 
@@ -142,11 +144,12 @@ static const trial_option adamw_options[] = {
     {.name = "defaults"},
     {"maximize", {SET(maximize, 1)}},
     {"no decay", {SET(weight_decay, 0.0)}},
-    {"l2", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"l2", {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(weight_decay, 0.3)}},
     {"amsgrad", {SET(amsgrad, 1), SET(beta2, 0.5)}}, /* so that the largest is not always the latest */
     {"betas", {SET(beta1, 0.0), SET(beta2, 0.99), SET(eps, 0.1)}},
     {"much at once",
-     {SET(amsgrad, 1), SET(beta2, 0.5), SET(maximize, 1), SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+     {SET(amsgrad, 1), SET(beta2, 0.5), SET(maximize, 1), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2),
+      SET(weight_decay, 0.3)}},
     {.name = NULL},
 };
 
@@ -158,39 +161,39 @@ static const trial_option lion_options[] = {
     {"no average", {SET(beta1, 0.0), SET(beta2, 0.0)}}, /* the sign of the gradient itself */
     /* Those of other kinds, which Lion does not read: decay is decoupled in any case. */
     {"options of others",
-     {SET(weight_decay, 0.3), SET(decay, TCH_DECAY_L2), SET(momentum, 0.5), SET(nesterov, 1), SET(eps, 0.1),
-      SET(bias_correction, 0), SET(amsgrad, 1), SET(scalar_lr, 3.0)}},
+     {SET(weight_decay, 0.3), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(momentum, 0.5), SET(nesterov, 1),
+      SET(eps, 0.1), SET(use_bias_correction, 0), SET(amsgrad, 1), SET(adamw.lr, 3.0)}},
     {"much at once", {SET(weight_decay, 0.3), SET(maximize, 1), SET(beta1, 0.5), SET(beta2, 0.7)}},
     {.name = NULL},
 };
 
 static const trial_option muon_options[] = {
     {.name = "defaults"},
-    {"Muon's polynomial", {SET(muon_method, TCH_ORTHO_MUON)}},
+    {"Muon's polynomial", {SET(muon.method, TCH_ORTHO_MUON)}},
     {"own polynomial",
-     {SET(muon_method, TCH_ORTHO_MUON), SET(muon_coefficients[0], 2.0), SET(muon_coefficients[1], -1.5),
-      SET(muon_coefficients[2], 0.5), SET(muon_steps, 7)}},
-    {"Polar Express", {SET(muon_method, TCH_ORTHO_POLAR_EXPRESS)}},
-    {"eight steps of it", {SET(muon_method, TCH_ORTHO_POLAR_EXPRESS), SET(muon_steps, 8)}},
-    {"short steps after the long ones", {SET(muon_steps, 5)}},
-    {"one step", {SET(muon_steps, 1)}},
+     {SET(muon.method, TCH_ORTHO_MUON), SET(muon.ns_coefficients[0], 2.0), SET(muon.ns_coefficients[1], -1.5),
+      SET(muon.ns_coefficients[2], 0.5), SET(muon.ns_steps, 7)}},
+    {"Polar Express", {SET(muon.method, TCH_ORTHO_POLAR_EXPRESS)}},
+    {"eight steps of it", {SET(muon.method, TCH_ORTHO_POLAR_EXPRESS), SET(muon.ns_steps, 8)}},
+    {"short steps after the long ones", {SET(muon.ns_steps, 5)}},
+    {"one step", {SET(muon.ns_steps, 1)}},
     /* It bounds the norm from below: the direction shrinks with a gradient far under it. */
-    {"a large eps", {SET(eps, 100.0), SET(muon_steps, 2), SET(muon_method, TCH_ORTHO_MUON), SET(weight_decay, 0.0)}},
+    {"a large eps", {SET(eps, 100.0), SET(muon.ns_steps, 2), SET(muon.method, TCH_ORTHO_MUON), SET(weight_decay, 0.0)}},
     {"no nesterov", {SET(nesterov, 0)}},
     {"other momentum", {SET(momentum, 0.5)}},
     {"no momentum", {SET(momentum, 0.0)}},
     {"no decay", {SET(weight_decay, 0.0)}},
-    {"match_rms_adamw", {SET(muon_lr, TCH_MUON_LR_MATCH_RMS_ADAMW)}},
-    {"plain lr", {SET(muon_lr, TCH_MUON_LR_PLAIN)}},
+    {"match_rms_adamw", {SET(muon.adjust_lr_fn, TCH_ADJUST_LR_MATCH_RMS_ADAMW)}},
+    {"plain lr", {SET(muon.adjust_lr_fn, TCH_ADJUST_LR_PLAIN)}},
     {"maximize", {SET(maximize, 1)}},
     {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"other numbers for scalars",
-     {SET(scalar_lr, 0.003), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
-      SET(scalar_weight_decay, 0.0)}},
+     {SET(adamw.lr, 0.003), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
+      SET(adamw.weight_decay, 0.0)}},
     {"much at once",
-     {SET(muon_method, TCH_ORTHO_MUON), SET(muon_lr, TCH_MUON_LR_MATCH_RMS_ADAMW), SET(nesterov, 0), SET(maximize, 1),
-      SET(scalar_lr, 0.003), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
-      SET(scalar_weight_decay, 0.0), SET(weight_decay, 0.4)}},
+     {SET(muon.method, TCH_ORTHO_MUON), SET(muon.adjust_lr_fn, TCH_ADJUST_LR_MATCH_RMS_ADAMW), SET(nesterov, 0),
+      SET(maximize, 1), SET(adamw.lr, 0.003), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
+      SET(adamw.weight_decay, 0.0), SET(weight_decay, 0.4)}},
     {.name = NULL},
 };
 
@@ -201,110 +204,114 @@ static const trial_option normuon_options[] = {
     {"no memory of rows", {SET(beta2, 0.0)}}, /* every row by its own length of this step */
     {"a large eps", {SET(eps, 0.3)}},         /* as large as the roots it stands beside */
     {"no eps", {SET(eps, 0.0)}},
-    {"Muon's polynomial", {SET(muon_method, TCH_ORTHO_MUON)}},
-    {"eight steps of Polar Express", {SET(muon_method, TCH_ORTHO_POLAR_EXPRESS), SET(muon_steps, 8)}},
+    {"Muon's polynomial", {SET(muon.method, TCH_ORTHO_MUON)}},
+    {"eight steps of Polar Express", {SET(muon.method, TCH_ORTHO_POLAR_EXPRESS), SET(muon.ns_steps, 8)}},
     {"no nesterov", {SET(nesterov, 0)}},
     {"no decay", {SET(weight_decay, 0.0)}},
-    {"original lr", {SET(muon_lr, TCH_MUON_LR_ORIGINAL)}},
-    {"plain lr", {SET(muon_lr, TCH_MUON_LR_PLAIN)}},
+    {"original lr", {SET(muon.adjust_lr_fn, TCH_ADJUST_LR_ORIGINAL)}},
+    {"plain lr", {SET(muon.adjust_lr_fn, TCH_ADJUST_LR_PLAIN)}},
     {"maximize", {SET(maximize, 1)}},
     {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"much at once",
-     {SET(muon_method, TCH_ORTHO_MUON), SET(muon_lr, TCH_MUON_LR_ORIGINAL), SET(nesterov, 0), SET(maximize, 1),
-      SET(scalar_lr, 0.003), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
-      SET(scalar_weight_decay, 0.0), SET(beta2, 0.5), SET(weight_decay, 0.4)}},
+     {SET(muon.method, TCH_ORTHO_MUON), SET(muon.adjust_lr_fn, TCH_ADJUST_LR_ORIGINAL), SET(nesterov, 0),
+      SET(maximize, 1), SET(adamw.lr, 0.003), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
+      SET(adamw.weight_decay, 0.0), SET(beta2, 0.5), SET(weight_decay, 0.4)}},
     {.name = NULL},
 };
 
 static const trial_option shampoo_options[] = {
     {.name = "sums"},
-    {"packed", {SET(packed_factors, 1)}},
-    {"averaged factors", {SET(beta2, 0.95), SET(bias_correction, 0)}},
-    {"corrected factors", {SET(beta2, 0.95), SET(bias_correction, 1)}},
+    {"packed", {SET(memory.packed_factors, 1)}},
+    {"averaged factors", {SET(beta2, 0.95), SET(use_bias_correction, 0)}},
+    {"corrected factors", {SET(beta2, 0.95), SET(use_bias_correction, 1)}},
     {"no filter", {SET(beta1, 0.0)}},
-    {"uncorrected filter", {SET(bias_correction, 0)}},
-    {"absolute damping", {SET(relative_eps, 0.0), SET(eps, 0.05)}},
+    {"uncorrected filter", {SET(use_bias_correction, 0)}},
+    {"absolute damping", {SET(numerics.damping, 0.0), SET(eps, 0.05)}},
     {"decoupled decay", {SET(weight_decay, 0.2)}},
-    {"l2", {SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2)}},
+    {"l2", {SET(weight_decay, 0.2), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}},
     {"maximize", {SET(maximize, 1)}},
     {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"momentum", {SET(momentum, 0.8)}},
     {"nesterov", {SET(momentum, 0.8), SET(nesterov, 1)}},
-    {"no merging", {SET(merge_dims, 0)}},
-    {"vectors too", {SET(precondition_1d, 1)}},
-    {"blocks of 3", {SET(max_preconditioner_dim, 3)}},
-    {"whole matrices", {SET(max_preconditioner_dim, 1024)}},
-    {"staggered at every step", {SET(stagger, 1)}},
-    {"every third step", {SET(precondition_frequency, 3)}},
-    {"from the fifth step, every fourth", {SET(start_preconditioning_step, 5), SET(precondition_frequency, 4)}},
+    {"no merging", {SET(shampoo.merge_dims, 0)}},
+    {"vectors too", {SET(shampoo.precondition_1d, 1)}},
+    {"blocks of 3", {SET(shampoo.max_preconditioner_dim, 3)}},
+    {"whole matrices", {SET(shampoo.max_preconditioner_dim, 1024)}},
+    {"staggered at every step", {SET(shampoo.stagger, 1)}},
+    {"every third step", {SET(shampoo.precondition_frequency, 3)}},
+    {"from the fifth step, every fourth",
+     {SET(shampoo.start_preconditioning_step, 5), SET(shampoo.precondition_frequency, 4)}},
     {"other numbers for scalars",
-     {SET(scalar_lr, 0.01), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
-      SET(scalar_weight_decay, 0.5), SET(weight_decay, 0.1)}},
+     {SET(adamw.lr, 0.01), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
+      SET(adamw.weight_decay, 0.5), SET(weight_decay, 0.1)}},
     /* What people run: Adam's step lengths, moving averages, decay beside the step, momentum after it. */
     {"as in practice",
-     {SET(beta2, 0.95), SET(bias_correction, 1), SET(weight_decay, 0.2), SET(momentum, 0.8),
-      SET(grafting, TCH_GRAFTING_ADAM), SET(start_preconditioning_step, 3), SET(precondition_frequency, 5)}},
+     {SET(beta2, 0.95), SET(use_bias_correction, 1), SET(weight_decay, 0.2), SET(momentum, 0.8),
+      SET(shampoo.grafting, TCH_GRAFTING_ADAM), SET(shampoo.start_preconditioning_step, 3),
+      SET(shampoo.precondition_frequency, 5)}},
     {"as in the paper",
-     {SET(beta1, 0.0), SET(momentum, 0.8), SET(relative_eps, 0.0), SET(eps, 0.05),
-      SET(grafting, TCH_GRAFTING_ADAGRAD)}},
+     {SET(beta1, 0.0), SET(momentum, 0.8), SET(numerics.damping, 0.0), SET(eps, 0.05),
+      SET(shampoo.grafting, TCH_GRAFTING_ADAGRAD)}},
     {"much at once",
-     {SET(beta2, 0.95), SET(bias_correction, 0), SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2), SET(momentum, 0.8),
-      SET(nesterov, 1), SET(maximize, 1), SET(merge_dims, 0), SET(precondition_1d, 1),
-      SET(grafting, TCH_GRAFTING_RMSPROP), SET(grafting_beta2, 0.9), SET(grafting_eps, 1e-3),
-      SET(precondition_frequency, 2)}},
+     {SET(beta2, 0.95), SET(use_bias_correction, 0), SET(weight_decay, 0.2),
+      SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(momentum, 0.8), SET(nesterov, 1), SET(maximize, 1),
+      SET(shampoo.merge_dims, 0), SET(shampoo.precondition_1d, 1), SET(shampoo.grafting, TCH_GRAFTING_RMSPROP),
+      SET(shampoo.grafting_beta2, 0.9), SET(shampoo.grafting_eps, 1e-3), SET(shampoo.precondition_frequency, 2)}},
     {.name = NULL},
 };
 
 static const trial_option kl_shampoo_options[] = {
     {.name = "defaults"},
-    {"packed", {SET(packed_factors, 1)}},
+    {"packed", {SET(memory.packed_factors, 1)}},
     {"other betas", {SET(beta1, 0.5), SET(beta2, 0.8)}},
     {"no filter", {SET(beta1, 0.0)}},
-    {"no correction", {SET(bias_correction, 0)}},
-    {"absolute damping", {SET(relative_eps, 0.0), SET(eps, 0.05)}},
+    {"no correction", {SET(use_bias_correction, 0)}},
+    {"absolute damping", {SET(numerics.damping, 0.0), SET(eps, 0.05)}},
     {"decoupled decay", {SET(weight_decay, 0.2)}},
-    {"l2", {SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2)}},
+    {"l2", {SET(weight_decay, 0.2), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}},
     {"maximize", {SET(maximize, 1)}},
-    {"no merging", {SET(merge_dims, 0)}},
-    {"vectors too", {SET(precondition_1d, 1)}},
-    {"blocks of 3", {SET(max_preconditioner_dim, 3)}},
-    {"whole matrices", {SET(max_preconditioner_dim, 1024)}},
-    {"staggered at every step", {SET(stagger, 1)}},
-    {"every third step", {SET(precondition_frequency, 3)}},
+    {"no merging", {SET(shampoo.merge_dims, 0)}},
+    {"vectors too", {SET(shampoo.precondition_1d, 1)}},
+    {"blocks of 3", {SET(shampoo.max_preconditioner_dim, 3)}},
+    {"whole matrices", {SET(shampoo.max_preconditioner_dim, 1024)}},
+    {"staggered at every step", {SET(shampoo.stagger, 1)}},
+    {"every third step", {SET(shampoo.precondition_frequency, 3)}},
     {"other numbers for scalars",
-     {SET(scalar_lr, 0.01), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
-      SET(scalar_weight_decay, 0.5), SET(weight_decay, 0.1)}},
+     {SET(adamw.lr, 0.01), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
+      SET(adamw.weight_decay, 0.5), SET(weight_decay, 0.1)}},
     {"much at once",
-     {SET(beta1, 0.8), SET(bias_correction, 0), SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2), SET(maximize, 1),
-      SET(merge_dims, 0), SET(precondition_1d, 1), SET(precondition_frequency, 2)}},
+     {SET(beta1, 0.8), SET(use_bias_correction, 0), SET(weight_decay, 0.2), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2),
+      SET(maximize, 1), SET(shampoo.merge_dims, 0), SET(shampoo.precondition_1d, 1),
+      SET(shampoo.precondition_frequency, 2)}},
     {.name = NULL},
 };
 
 static const trial_option soap_options[] = {
     {.name = "defaults"},
-    {"packed", {SET(packed_factors, 1)}},
-    {"every step", {SET(precondition_frequency, 1)}},
-    {"every tenth step", {SET(precondition_frequency, 10)}},
+    {"packed", {SET(memory.packed_factors, 1)}},
+    {"every step", {SET(shampoo.precondition_frequency, 1)}},
+    {"every tenth step", {SET(shampoo.precondition_frequency, 10)}},
     {"other betas", {SET(beta1, 0.8), SET(beta2, 0.99), SET(eps, 1e-3)}},
-    {"own beta for factors", {SET(shampoo_beta, 0.7)}},
-    {"no correction", {SET(bias_correction, 0)}},
-    {"normalized", {SET(normalize_grads, 1)}},
+    {"own beta for factors", {SET(soap.shampoo_beta, 0.7)}},
+    {"no correction", {SET(use_bias_correction, 0)}},
+    {"normalized", {SET(soap.normalize_grads, 1)}},
     {"no decay", {SET(weight_decay, 0.0)}},
-    {"l2", {SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2)}},
+    {"l2", {SET(weight_decay, 0.2), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}},
     {"maximize", {SET(maximize, 1)}},
     {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"other numbers for scalars",
-     {SET(scalar_lr, 0.01), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
-      SET(scalar_weight_decay, 0.0)}},
+     {SET(adamw.lr, 0.01), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
+      SET(adamw.weight_decay, 0.0)}},
     {"much at once",
-     {SET(precondition_frequency, 1), SET(beta1, 0.8), SET(beta2, 0.99), SET(eps, 1e-3), SET(shampoo_beta, 0.7),
-      SET(normalize_grads, 1), SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2), SET(maximize, 1)}},
+     {SET(shampoo.precondition_frequency, 1), SET(beta1, 0.8), SET(beta2, 0.99), SET(eps, 1e-3),
+      SET(soap.shampoo_beta, 0.7), SET(soap.normalize_grads, 1), SET(weight_decay, 0.2),
+      SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(maximize, 1)}},
     {.name = NULL},
 };
 
-#define ROOT(k) SET(exponent_override, k), SET(relative_eps, 1e-2), SET(lr, 0.01)
+#define ROOT(k) SET(shampoo.exponent_override, k), SET(numerics.damping, 1e-2), SET(lr, 0.01)
 #define METHOD(name, error)                                                                                            \
-    SET(root_method, TCH_ROOT_##name), SET(max_preconditioner_dim, 24), SET(root_tolerance, error)
+    SET(numerics.method, TCH_ROOT_##name), SET(shampoo.max_preconditioner_dim, 24), SET(numerics.tolerance, error)
 
 /* Options on shapes of their own, or within bounds of their own, which are for float64. */
 static const struct special_case {
@@ -315,12 +322,15 @@ static const struct special_case {
     const trial_shape *shapes; /* NULL: the method's */
 } special_cases[] = {
     {TCH_OPTIM_MUON, {"even sides", {SET(weight_decay, 0.1)}}, 0.0, SHAPES(even)},
-    {TCH_OPTIM_MUON, {"even sides, Muon's polynomial", {SET(muon_method, TCH_ORTHO_MUON)}}, 0.0, SHAPES(even)},
+    {TCH_OPTIM_MUON, {"even sides, Muon's polynomial", {SET(muon.method, TCH_ORTHO_MUON)}}, 0.0, SHAPES(even)},
     {TCH_OPTIM_NORMUON, {"even sides", {SET(weight_decay, 0.1)}}, 0.0, SHAPES(even)},
-    {TCH_OPTIM_SOAP, {"one-sided", {SET(max_preconditioner_dim, 8)}}, 0.0, SHAPES(one_sided)},
-    {TCH_OPTIM_SOAP, {"thin", {SET(max_preconditioner_dim, 1000)}}, 0.0, SHAPES(thin)},
-    {TCH_OPTIM_SOAP, {"blocks", {SET(max_preconditioner_dim, 8), SET(block, 1)}}, 0.0, SHAPES(cut)},
-    {TCH_OPTIM_SOAP, {"merged", {SET(max_preconditioner_dim, 64), SET(merge_dims, 1)}}, 0.0, SHAPES(merged)},
+    {TCH_OPTIM_SOAP, {"one-sided", {SET(shampoo.max_preconditioner_dim, 8)}}, 0.0, SHAPES(one_sided)},
+    {TCH_OPTIM_SOAP, {"thin", {SET(shampoo.max_preconditioner_dim, 1000)}}, 0.0, SHAPES(thin)},
+    {TCH_OPTIM_SOAP, {"blocks", {SET(shampoo.max_preconditioner_dim, 8), SET(soap.block, 1)}}, 0.0, SHAPES(cut)},
+    {TCH_OPTIM_SOAP,
+     {"merged", {SET(shampoo.max_preconditioner_dim, 64), SET(shampoo.merge_dims, 1)}},
+     0.0,
+     SHAPES(merged)},
     {TCH_OPTIM_SHAMPOO, {"inverses", {ROOT(1)}}, EXACT, 0, NULL},
     {TCH_OPTIM_SHAMPOO, {"square roots", {ROOT(2)}}, EXACT, 0, NULL},
     {TCH_OPTIM_SHAMPOO, {"third roots", {ROOT(3)}}, EXACT, 0, NULL},
@@ -371,41 +381,44 @@ static const method methods[] = {
      5e-3,
      shampoo_options,
      SHAPES(shampoo_shapes),
-     {SET(lr, 0.05), SET(eps, 1e-8), SET(relative_eps, 1e-3), SET(max_preconditioner_dim, 8),
-      SET(precondition_frequency, 1), SET(stagger, 0), SET(root_method, TCH_ROOT_EIGEN),
-      SET(precision, TCH_PRECISION_HIGHEST)},
-     {SET(beta2, 0.95), SET(weight_decay, 0.2), SET(momentum, 0.8), SET(grafting, TCH_GRAFTING_ADAM)},
-     {SET(momentum, 0.6), SET(beta1, 0.8), SET(beta2, 0.9), SET(relative_eps, 3e-3), SET(grafting_beta2, 0.99),
-      SET(grafting_eps, 1e-5), SET(scalar_beta1, 0.6), SET(scalar_eps, 1e-3)}},
+     {SET(lr, 0.05), SET(eps, 1e-8), SET(numerics.damping, 1e-3), SET(shampoo.max_preconditioner_dim, 8),
+      SET(shampoo.precondition_frequency, 1), SET(shampoo.stagger, 0), SET(numerics.method, TCH_ROOT_EIGEN),
+      SET(numerics.precision, TCH_PRECISION_HIGHEST)},
+     {SET(beta2, 0.95), SET(weight_decay, 0.2), SET(momentum, 0.8), SET(shampoo.grafting, TCH_GRAFTING_ADAM)},
+     {SET(momentum, 0.6), SET(beta1, 0.8), SET(beta2, 0.9), SET(numerics.damping, 3e-3),
+      SET(shampoo.grafting_beta2, 0.99), SET(shampoo.grafting_eps, 1e-5), SET(adamw.beta1, 0.6), SET(adamw.eps, 1e-3)}},
     {TCH_OPTIM_KL_SHAMPOO,
      5e-3,
      kl_shampoo_options,
      SHAPES(shampoo_shapes),
-     {SET(lr, 0.05), SET(relative_eps, 1e-3), SET(max_preconditioner_dim, 8), SET(precondition_frequency, 1),
-      SET(stagger, 0), SET(root_method, TCH_ROOT_EIGEN), SET(precision, TCH_PRECISION_HIGHEST)},
+     {SET(lr, 0.05), SET(numerics.damping, 1e-3), SET(shampoo.max_preconditioner_dim, 8),
+      SET(shampoo.precondition_frequency, 1), SET(shampoo.stagger, 0), SET(numerics.method, TCH_ROOT_EIGEN),
+      SET(numerics.precision, TCH_PRECISION_HIGHEST)},
      {SET(weight_decay, 0.2)},
-     {SET(beta1, 0.8), SET(beta2, 0.9), SET(relative_eps, 3e-3), SET(scalar_beta1, 0.6), SET(scalar_eps, 1e-3)}},
+     {SET(beta1, 0.8), SET(beta2, 0.9), SET(numerics.damping, 3e-3), SET(adamw.beta1, 0.6), SET(adamw.eps, 1e-3)}},
     {TCH_OPTIM_SOAP,
      2e-2,
      soap_options,
      SHAPES(soap_shapes),
-     {SET(lr, 0.02), SET(precondition_frequency, 3), SET(stagger, 0), SET(precision, TCH_PRECISION_HIGHEST)},
+     {SET(lr, 0.02), SET(shampoo.precondition_frequency, 3), SET(shampoo.stagger, 0),
+      SET(numerics.precision, TCH_PRECISION_HIGHEST)},
      {SET(weight_decay, 0.05)},
-     {SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 1e-5), SET(shampoo_beta, 0.8), SET(precondition_frequency, 2)}},
+     {SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 1e-5), SET(soap.shampoo_beta, 0.8),
+      SET(shampoo.precondition_frequency, 2)}},
     {TCH_OPTIM_MUON,
      0.0,
      muon_options,
      SHAPES(matrix_shapes),
      {SET(lr, 0.02)},
      {SET(momentum, 0.8)},
-     {SET(weight_decay, 0.1), SET(scalar_lr, 0.01), SET(scalar_weight_decay, 0.2), SET(scalar_beta1, 0.5)}},
+     {SET(weight_decay, 0.1), SET(adamw.lr, 0.01), SET(adamw.weight_decay, 0.2), SET(adamw.beta1, 0.5)}},
     {TCH_OPTIM_NORMUON,
      0.0,
      normuon_options,
      SHAPES(matrix_shapes),
      {SET(lr, 0.02)},
      {SET(momentum, 0.8), SET(beta2, 0.9), SET(eps, 1e-3)},
-     {SET(weight_decay, 0.1), SET(beta2, 0.7), SET(scalar_lr, 0.01)}},
+     {SET(weight_decay, 0.1), SET(beta2, 0.7), SET(adamw.lr, 0.01)}},
 };
 
 static tch_optim_config base_of(const method *m)
@@ -440,11 +453,11 @@ static void check_option(tch_context *context, const method *m, const struct spe
     int32_t open = m->kind == TCH_OPTIM_LION && dtype.bits == 32; /* the last shape has too many elements */
     double tolerance = s->tolerance > 0.0 ? s->tolerance : tolerance_of(m, dtype, precision);
     tch_optim_config c = base_of(m);
-    c.precision = precision;
+    c.numerics.precision = precision;
     trial_set(&c, s->option.settings);
     test_case("%s, %s, %s, precision %d", tch_optim_kind_name(m->kind), s->option.name, tch_dtype_name(dtype),
               precision);
-    if (test_offers_method(c.root_method)) {
+    if (test_offers_method(c.numerics.method)) {
         take_trial(context, dtype, &c, s->shapes != NULL ? s->count : m->count - open,
                    s->shapes != NULL ? s->shapes : m->shapes, tolerance);
     }
@@ -489,12 +502,13 @@ TEST(graftings)
     const method *m = method_of(TCH_OPTIM_SHAMPOO);
     for (int i = 0; i < 4 * (TCH_GRAFTING_ADAM + 1); i++) {
         tch_optim_config c = base_of(m);
-        c.grafting = (tch_grafting)(i / 4);
-        c.grafting_beta2 = 0.97;
-        c.grafting_eps = 1e-4;
+        c.shampoo.grafting = (tch_grafting)(i / 4);
+        c.shampoo.grafting_beta2 = 0.97;
+        c.shampoo.grafting_eps = 1e-4;
         c.beta1 = i % 2 ? 0.0 : 0.9;
-        c.start_preconditioning_step = i / 2 % 2 ? 7 : -1;
-        test_case("grafting %d, beta1 %g, from step %d", (int)c.grafting, c.beta1, c.start_preconditioning_step);
+        c.shampoo.start_preconditioning_step = i / 2 % 2 ? 7 : -1;
+        test_case("grafting %d, beta1 %g, from step %d", (int)c.shampoo.grafting, c.beta1,
+                  c.shampoo.start_preconditioning_step);
         take_trial(*state, TCH_FLOAT64, &c, m->count, m->shapes, EXACT);
     }
 }
@@ -505,9 +519,10 @@ TEST(defaults_of_shampoo_in_float32)
     const method *m = method_of(TCH_OPTIM_SHAMPOO);
     for (int paper = 0; paper < 2; paper++) {
         tch_optim_config c = paper ? test_optim_defaults(m->kind) : tch_optim_defaults(m->kind);
-        c.precondition_frequency = 1;
-        c.stagger = 0;
-        c.relative_eps = c.relative_eps > 1e-4 ? c.relative_eps : 1e-4; /* 10 times weaker in the weakest direction */
+        c.shampoo.precondition_frequency = 1;
+        c.shampoo.stagger = 0;
+        c.numerics.damping =
+            c.numerics.damping > 1e-4 ? c.numerics.damping : 1e-4; /* 10 times weaker in the weakest direction */
         test_case("%s defaults, float32", paper ? "the paper's" : "the");
         take_trial(*state, TCH_FLOAT32, &c, m->count, m->shapes, 2 * 10 * 1e-3);
     }
@@ -593,10 +608,10 @@ TEST(zero_gradients)
     for (const method *m = methods; m < methods + TEST_COUNT(methods); m++) {
         tch_optim_config c = base_of(m);
         int last = m->kind == TCH_OPTIM_SHAMPOO ? TCH_GRAFTING_ADAM : TCH_GRAFTING_NONE;
-        c.weight_decay = c.scalar_weight_decay = 0.0;
+        c.weight_decay = c.adamw.weight_decay = 0.0;
         c.eps = m->kind == TCH_OPTIM_NORMUON ? 0.0 : m->kind == TCH_OPTIM_SHAMPOO ? 1e-4 : c.eps;
         for (int grafting = TCH_GRAFTING_NONE; grafting <= last; grafting++) {
-            c.grafting = (tch_grafting)grafting;
+            c.shampoo.grafting = (tch_grafting)grafting;
             test_case("%s, gradients of zeros, grafting %d", tch_optim_kind_name(m->kind), grafting);
             check_zeros(*state, m, &c, false);
         }

@@ -59,30 +59,32 @@ TEST(defaults)
     } cases[] = {
         {TCH_OPTIM_ADAMW,
          {SET(lr, 1e-3), SET(beta1, 0.9), SET(beta2, 0.999), SET(eps, 1e-8), SET(weight_decay, 1e-2),
-          SET(decay, TCH_DECAY_DECOUPLED), SET(amsgrad, 0)}},
+          SET(weight_decay_type, TCH_WEIGHT_DECAY_DECOUPLED), SET(amsgrad, 0)}},
         {TCH_OPTIM_SGD, {SET(lr, 1e-3), SET(momentum, 0.0), SET(dampening, 0.0), SET(weight_decay, 0.0)}},
         {TCH_OPTIM_LION, {SET(lr, 1e-4), SET(beta1, 0.9), SET(beta2, 0.99), SET(weight_decay, 0.0)}},
         {TCH_OPTIM_MUON,
          {SET(lr, 1e-3), SET(momentum, 0.95), SET(nesterov, 1), SET(weight_decay, 0.1), SET(eps, 1e-7),
-          SET(muon_steps, 0), SET(muon_lr, TCH_MUON_LR_ORIGINAL), SET(muon_method, TCH_ORTHO_MINIMAX)}},
+          SET(muon.ns_steps, 0), SET(muon.adjust_lr_fn, TCH_ADJUST_LR_ORIGINAL), SET(muon.method, TCH_ORTHO_MINIMAX)}},
         {TCH_OPTIM_NORMUON,
          {SET(lr, 1e-3), SET(weight_decay, 0.1), SET(momentum, 0.95), SET(beta2, 0.95), SET(nesterov, 1),
-          SET(eps, 1e-8), SET(muon_lr, TCH_MUON_LR_MATCH_RMS_ADAMW), SET(muon_method, TCH_ORTHO_MINIMAX)}},
+          SET(eps, 1e-8), SET(muon.adjust_lr_fn, TCH_ADJUST_LR_MATCH_RMS_ADAMW), SET(muon.method, TCH_ORTHO_MINIMAX)}},
         {TCH_OPTIM_SHAMPOO,
-         {SET(lr, 1e-3), SET(eps, 1e-12), SET(precondition_frequency, 100), SET(refresh_drift, 10.0),
-          SET(relative_eps, 1e-6), SET(grafting_beta2, 0.999), SET(grafting_eps, 1e-8), SET(beta1, 0.9),
-          SET(beta2, 0.95), SET(max_preconditioner_dim, 1024), SET(start_preconditioning_step, -1),
-          SET(bias_correction, 1), SET(stagger, 1), SET(merge_dims, 1)}},
-        {TCH_OPTIM_SHAMPOO, {SET(weight_decay, 0.0), SET(grafting, TCH_GRAFTING_ADAM)}},
+         {SET(lr, 1e-3), SET(eps, 1e-12), SET(shampoo.precondition_frequency, 100), SET(shampoo.refresh_drift, 10.0),
+          SET(numerics.damping, 1e-6), SET(shampoo.grafting_beta2, 0.999), SET(shampoo.grafting_eps, 1e-8),
+          SET(beta1, 0.9), SET(beta2, 0.95), SET(shampoo.max_preconditioner_dim, 1024),
+          SET(shampoo.start_preconditioning_step, -1), SET(use_bias_correction, 1), SET(shampoo.stagger, 1),
+          SET(shampoo.merge_dims, 1)}},
+        {TCH_OPTIM_SHAMPOO, {SET(weight_decay, 0.0), SET(shampoo.grafting, TCH_GRAFTING_ADAM)}},
         {TCH_OPTIM_KL_SHAMPOO,
-         {SET(lr, 3e-3), SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 0.0), SET(relative_eps, 1e-6),
-          SET(precondition_frequency, 1), SET(refresh_drift, 0.0), SET(exponent_override, 2), SET(merge_dims, 1),
-          SET(max_preconditioner_dim, 1024), SET(bias_correction, 1), SET(weight_decay, 0.0)}},
+         {SET(lr, 3e-3), SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 0.0), SET(numerics.damping, 1e-6),
+          SET(shampoo.precondition_frequency, 1), SET(shampoo.refresh_drift, 0.0), SET(shampoo.exponent_override, 2),
+          SET(shampoo.merge_dims, 1), SET(shampoo.max_preconditioner_dim, 1024), SET(use_bias_correction, 1),
+          SET(weight_decay, 0.0)}},
         {TCH_OPTIM_SOAP,
-         {SET(lr, 3e-3), SET(beta1, 0.95), SET(beta2, 0.95), SET(shampoo_beta, -1.0), SET(eps, 1e-8),
-          SET(weight_decay, 0.01), SET(precondition_frequency, 100), SET(refresh_drift, 2.5),
-          SET(max_preconditioner_dim, 10000), SET(merge_dims, 0), SET(precondition_1d, 0), SET(normalize_grads, 0),
-          SET(bias_correction, 1)}},
+         {SET(lr, 3e-3), SET(beta1, 0.95), SET(beta2, 0.95), SET(soap.shampoo_beta, -1.0), SET(eps, 1e-8),
+          SET(weight_decay, 0.01), SET(shampoo.precondition_frequency, 100), SET(shampoo.refresh_drift, 2.5),
+          SET(shampoo.max_preconditioner_dim, 10000), SET(shampoo.merge_dims, 0), SET(shampoo.precondition_1d, 0),
+          SET(soap.normalize_grads, 0), SET(use_bias_correction, 1)}},
     };
     for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         const tch_optim_config c = tch_optim_defaults(cases[i].kind);
@@ -104,10 +106,10 @@ static const trial_shape shapes[] = {
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = trial_config(kind);
-    c.max_preconditioner_dim = 8;
-    c.block = 1;
+    c.shampoo.max_preconditioner_dim = 8;
+    c.soap.block = 1;
     if (kind == TCH_OPTIM_SHAMPOO) {
-        c.grafting = TCH_GRAFTING_ADAM;
+        c.shampoo.grafting = TCH_GRAFTING_ADAM;
     }
     return c;
 }

@@ -154,7 +154,7 @@ static void change_numbers(pair *p, tch_optim_config *config)
     config->lr *= 2.0;
     config->weight_decay += 0.01;
     config->beta2 = config->beta2 < 1.0 ? 0.9 : 1.0;
-    config->grafting_eps *= 3.0;
+    config->shampoo.grafting_eps *= 3.0;
     config->eps = 2.0 * config->eps + 1e-3;
     set_configs(p, config);
 }
@@ -207,7 +207,7 @@ static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtyp
     config.beta1 = 0.0;
     set_configs(&p, &config);
     take_steps(&p, LONG_ENOUGH);
-    config.relative_eps *= 5.0; /* of Shampoo's roots, and nothing else with it */
+    config.numerics.damping *= 5.0; /* of Shampoo's roots, and nothing else with it */
     set_configs(&p, &config);
     take_steps(&p, LONG_ENOUGH);
     CHECK(test_on_cpu() || !ref_has_blocks(config.kind) || counted - before > p.steps, "%d replays in %d steps",
@@ -241,8 +241,8 @@ static void check_memory(tch_optim_kind kind)
 {
     static pair p;
     tch_optim_config config = test_optim_defaults(kind);
-    config.precondition_frequency = 1;
-    config.relative_eps = 1e-6;
+    config.shampoo.precondition_frequency = 1;
+    config.numerics.damping = 1e-6;
     test_case("%s", tch_optim_kind_name(kind));
     open_pair(&p, &config, TCH_FLOAT32, TCH_FLOAT32);
     int64_t most = forecast_bytes(&p.t[1]);
@@ -273,12 +273,12 @@ static tch_optim_config config_of(tch_optim_kind kind)
     config.lr = 0.01;
     config.weight_decay = 0.01;
     config.beta2 = 0.95;
-    config.precondition_frequency = 1;
-    config.nonfinite = TCH_NONFINITE_SKIP;
+    config.shampoo.precondition_frequency = 1;
+    config.numerics.nonfinite = TCH_NONFINITE_SKIP;
     if (kind == TCH_OPTIM_SHAMPOO) {
-        config.relative_eps = 1e-3;
-        config.max_preconditioner_dim = 40;
-        config.precondition_frequency = 4;
+        config.numerics.damping = 1e-3;
+        config.shampoo.max_preconditioner_dim = 40;
+        config.shampoo.precondition_frequency = 4;
     }
     return config;
 }
@@ -290,13 +290,13 @@ TEST(soap)
         check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "soap");
     }
     check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "soap in float64");
-    config.precondition_frequency = 3;
-    config.normalize_grads = 1;
-    config.merge_dims = 0;
+    config.shampoo.precondition_frequency = 3;
+    config.soap.normalize_grads = 1;
+    config.shampoo.merge_dims = 0;
     check_all_changes(config, TCH_FLOAT32, TCH_BFLOAT16, "soap, bases every third step, bfloat16 gradients");
-    config.max_preconditioner_dim = 32;
-    config.block = 1;
-    config.memory_budget = 64 * 1024;
+    config.shampoo.max_preconditioner_dim = 32;
+    config.soap.block = 1;
+    config.memory.budget = 64 * 1024;
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "soap in blocks, few at a time");
 }
 
@@ -304,25 +304,25 @@ TEST(shampoo)
 {
     tch_optim_config config = config_of(TCH_OPTIM_SHAMPOO);
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo");
-    config.root_method = TCH_ROOT_NEWTON; /* does not wait on any device, and so its roots are recorded */
+    config.numerics.method = TCH_ROOT_NEWTON; /* does not wait on any device, and so its roots are recorded */
     if (!is_emulated()) {
         check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo with roots by products");
     }
-    config.grafting = TCH_GRAFTING_ADAM;
+    config.shampoo.grafting = TCH_GRAFTING_ADAM;
     config.momentum = 0.5;
     config.nesterov = 1;
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo with grafting and momentum");
-    config.merge_dims = 0;
-    config.start_preconditioning_step = 4;
-    config.stagger = 0;
+    config.shampoo.merge_dims = 0;
+    config.shampoo.start_preconditioning_step = 4;
+    config.shampoo.stagger = 0;
     check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "shampoo that begins late");
     config.beta1 = 0.0;
-    config.grafting = TCH_GRAFTING_SGD;
-    config.decay = TCH_DECAY_L2;
-    config.master_weights = 1;
+    config.shampoo.grafting = TCH_GRAFTING_SGD;
+    config.weight_decay_type = TCH_WEIGHT_DECAY_L2;
+    config.memory.master_weights = 1;
     check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "shampoo without a filter, bfloat16 with master weights");
-    config.master_weights = 0;
-    config.stochastic_rounding = 1;
+    config.memory.master_weights = 0;
+    config.memory.stochastic_rounding = 1;
     if (!is_emulated()) {
         check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "shampoo with stochastic rounding");
     }
@@ -333,12 +333,12 @@ TEST(muon)
     tch_optim_config config = config_of(TCH_OPTIM_MUON);
     config.eps = 20.0; /* above the norms, so that a change of it is seen */
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "muon");
-    config.muon_method = TCH_ORTHO_MUON;
-    config.muon_lr = TCH_MUON_LR_MATCH_RMS_ADAMW;
-    config.memory_budget = 64 * 1024;
+    config.muon.method = TCH_ORTHO_MUON;
+    config.muon.adjust_lr_fn = TCH_ADJUST_LR_MATCH_RMS_ADAMW;
+    config.memory.budget = 64 * 1024;
     check_all_changes(config, TCH_FLOAT32, TCH_BFLOAT16, "muon, few at a time, bfloat16 gradients");
-    config.muon_method = TCH_ORTHO_POLAR_EXPRESS;
-    config.master_weights = 1;
+    config.muon.method = TCH_ORTHO_POLAR_EXPRESS;
+    config.memory.master_weights = 1;
     check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "muon, bfloat16 with master weights");
 }
 
@@ -350,12 +350,12 @@ TEST(normuon)
     }
     check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "normuon in float64");
     config.eps = 20.0; /* above the norms, so that a change of it is seen */
-    config.muon_method = TCH_ORTHO_MUON;
-    config.muon_lr = TCH_MUON_LR_ORIGINAL;
-    config.memory_budget = 64 * 1024;
+    config.muon.method = TCH_ORTHO_MUON;
+    config.muon.adjust_lr_fn = TCH_ADJUST_LR_ORIGINAL;
+    config.memory.budget = 64 * 1024;
     check_all_changes(config, TCH_FLOAT32, TCH_BFLOAT16, "normuon, few at a time, bfloat16 gradients");
-    config.muon_method = TCH_ORTHO_POLAR_EXPRESS;
-    config.master_weights = 1;
+    config.muon.method = TCH_ORTHO_POLAR_EXPRESS;
+    config.memory.master_weights = 1;
     if (!is_emulated()) {
         check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "normuon, bfloat16 with master weights");
     }
@@ -402,12 +402,12 @@ TEST_IN_FOLDER(a_checkpoint_with_another_seed)
     static pair p, other;
     test_case("a checkpoint");
     tch_optim_config config = config_of(TCH_OPTIM_SOAP);
-    config.stochastic_rounding = 1;
-    config.seed = 7;
+    config.memory.stochastic_rounding = 1;
+    config.memory.seed = 7;
     open_pair(&other, &config, TCH_BFLOAT16, TCH_BFLOAT16);
     take_steps(&other, 2);
     trial_save(&other.t[0], test_path("checkpoint"));
-    config.seed = 8;
+    config.memory.seed = 8;
     open_pair(&p, &config, TCH_BFLOAT16, TCH_BFLOAT16);
     take_steps(&p, 6);
     CHECK_OK(trial_load(&p.t[0], test_path("checkpoint")));

@@ -25,9 +25,9 @@ static const trial_shape shapes[] = {
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = trial_config(kind);
-    c.merge_dims = 0;
-    c.block = 1;
-    c.max_preconditioner_dim = 8;
+    c.shampoo.merge_dims = 0;
+    c.soap.block = 1;
+    c.shampoo.max_preconditioner_dim = 8;
     return c;
 }
 
@@ -61,9 +61,9 @@ TEST(shapes_decide_about_factors)
         trial t;
         int64_t elements = 0;
         tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-        c.max_preconditioner_dim = cases[i].most;
-        c.merge_dims = cases[i].merge;
-        c.precondition_1d = 1;
+        c.shampoo.max_preconditioner_dim = cases[i].most;
+        c.shampoo.merge_dims = cases[i].merge;
+        c.shampoo.precondition_1d = 1;
         test_case("%d dimensions, the first %lld, merged up to %lld", cases[i].shape.ndim,
                   (long long)cases[i].shape.shape[0], (long long)cases[i].most);
         trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 1, &cases[i].shape);
@@ -187,14 +187,14 @@ TEST(staggered_refreshes)
     for (size_t i = 0; i < TEST_COUNT(kinds); i++) {
         trial t;
         tch_optim_config c = config_of(kinds[i]);
-        c.stagger = 1;
+        c.shampoo.stagger = 1;
         test_case("%s, staggered", tch_optim_kind_name(kinds[i]));
         trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
         int32_t count = watch(&t, all);
         CHECK(count > 2 * 7, "only %d were found", count);
         CHECK(step_and_tell(&t, all, count) == count, "not all are refreshed at the first step");
         for (size_t k = 0; k < 2 * TEST_COUNT(periods); k++) {
-            c.precondition_frequency = periods[k / 2];
+            c.shampoo.precondition_frequency = periods[k / 2];
             trial_set_config(&t, 0, &c);
             check_period(&t, all, count, periods[k / 2]);
         }
@@ -219,10 +219,10 @@ TEST(roots_of_one_size_come_together)
         trial_shape vectors[12];
         trial t;
         tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-        c.max_preconditioner_dim = 20;
-        c.precondition_1d = 1;
-        c.stagger = 1;
-        c.precondition_frequency = cases[i].period;
+        c.shampoo.max_preconditioner_dim = 20;
+        c.shampoo.precondition_1d = 1;
+        c.shampoo.stagger = 1;
+        c.shampoo.precondition_frequency = cases[i].period;
         for (int k = 0; k < cases[i].count; k++) {
             vectors[k] = (trial_shape){.ndim = 1, .shape = {cases[i].sizes[k]}};
         }
@@ -275,10 +275,10 @@ TEST(gaps_by_need)
         trial t;
         expected_gap expected = {0};
         tch_optim_config c = config_of(TCH_OPTIM_SOAP);
-        c.stagger = 0;
-        c.precondition_frequency = 10;
-        c.refresh_drift = cases[i].drift;
-        c.refresh_budget = cases[i].budget;
+        c.shampoo.stagger = 0;
+        c.shampoo.precondition_frequency = 10;
+        c.shampoo.refresh_drift = cases[i].drift;
+        c.shampoo.refresh_budget = cases[i].budget;
         test_case("adaptive gaps, drift %g, budget %g", cases[i].drift, cases[i].budget);
         trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
         int32_t count = watch(&t, bases);
@@ -299,9 +299,9 @@ TEST(staggered_gaps_by_need)
     static watched bases[MOST_WATCHED];
     trial t;
     tch_optim_config c = config_of(TCH_OPTIM_SOAP);
-    c.stagger = 1;
-    c.precondition_frequency = 10;
-    c.refresh_drift = 1e6;
+    c.shampoo.stagger = 1;
+    c.shampoo.precondition_frequency = 10;
+    c.shampoo.refresh_drift = 1e6;
     test_case("staggered adaptive gaps");
     trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
     int32_t count = watch(&t, bases);
@@ -324,9 +324,9 @@ static tch_optim_config loose_newton(void)
     c.beta2 = 1.0;
     c.weight_decay = 0.0;
     c.eps = 1e-12;
-    c.precondition_frequency = 1;
-    c.root_method = TCH_ROOT_NEWTON;
-    c.root_tolerance = 1e-3;
+    c.shampoo.precondition_frequency = 1;
+    c.numerics.method = TCH_ROOT_NEWTON;
+    c.numerics.tolerance = 1e-3;
     return c;
 }
 
@@ -401,7 +401,7 @@ static void check_failed_roots(tch_context *context, bool restart, int looks)
     trial t;
     const char *path = test_path("trouble.safetensors");
     tch_optim_config c = loose_newton();
-    c.nonfinite = TCH_NONFINITE_IGNORE;
+    c.numerics.nonfinite = TCH_NONFINITE_IGNORE;
     test_case("roots that fail%s, statistics read %d times", restart ? ", restarted" : "", looks);
     trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, 3, shapes);
     step_spoiled(&t, 2);
@@ -416,7 +416,7 @@ static void check_failed_roots(tch_context *context, bool restart, int looks)
     }
     step_spoiled(&t, 3);
     look(&t, 1, 0);
-    double damping = c.relative_eps;
+    double damping = c.numerics.damping;
     CHECK(gap(&t, 2, TCH_ROOT_NEWTON, 10.0 * damping, 1e-5) > 1e-12, "the test cannot tell the methods apart");
     CHECK(gap(&t, 1, TCH_ROOT_NEWTON, 10.0 * damping, 1e-3) > 1e-8, "the test cannot tell the tolerances apart");
     CHECK(gap(&t, 0, TCH_ROOT_NEWTON, damping, 1e-3) < 1e-9, "a root that never failed is another");
@@ -443,7 +443,7 @@ TEST(the_worst_residual)
     step_spoiled(&t, 3);
     for (int i = 0; i < 6; i++) {
         double residual;
-        root_of(&t, i / 2, i % 2, TCH_ROOT_NEWTON, c.relative_eps, c.root_tolerance, &residual);
+        root_of(&t, i / 2, i % 2, TCH_ROOT_NEWTON, c.numerics.damping, c.numerics.tolerance, &residual);
         worst = fmax(worst, residual);
     }
     double told = trial_stats(&t).worst_residual;
@@ -459,8 +459,8 @@ TEST(damping_covers_rounding)
     for (int k = 0; k < 2; k++) {
         trial t;
         tch_optim_config c = loose_newton();
-        c.root_method = TCH_ROOT_EIGEN;
-        c.relative_eps = 1e-9;
+        c.numerics.method = TCH_ROOT_EIGEN;
+        c.numerics.damping = 1e-9;
         c.eps = 1e-30;
         c.beta2 = beta2[k];
         test_case("damping and rounding, beta2 %g", beta2[k]);
@@ -558,10 +558,10 @@ TEST(tall_and_wide_matrices)
     for (int block = 0; block < 2; block++) {
         trial t;
         tch_optim_config c = config_of(TCH_OPTIM_SOAP);
-        c.precondition_frequency = 1000;
-        c.precondition_1d = 1;
-        c.max_preconditioner_dim = block ? 8 : 1000;
-        c.block = block;
+        c.shampoo.precondition_frequency = 1000;
+        c.shampoo.precondition_1d = 1;
+        c.shampoo.max_preconditioner_dim = block ? 8 : 1000;
+        c.soap.block = block;
         test_case("bases left open by the first gradient, %s", block ? "in blocks" : "whole");
         trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 6, open);
         trial_step(&t);
@@ -581,8 +581,8 @@ TEST(bases_stay_orthonormal)
     static const trial_shape open[] = {{.ndim = 2, .shape = {24, 3}}, {.ndim = 2, .shape = {2, 31}}};
     trial t;
     tch_optim_config c = config_of(TCH_OPTIM_SOAP);
-    c.precondition_frequency = 1;
-    c.max_preconditioner_dim = 1024;
+    c.shampoo.precondition_frequency = 1;
+    c.shampoo.max_preconditioner_dim = 1024;
     test_case("bases of factors without full rank");
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 2, open);
     for (int i = 0; i < STEPS; i++) {

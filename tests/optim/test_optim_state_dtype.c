@@ -30,11 +30,11 @@ static tch_optim_config config_of(tch_optim_kind kind, tch_state_dtype dtype)
 {
     tch_optim_config c = test_optim_defaults(kind);
     c.lr = kind == TCH_OPTIM_LION ? 1e-3 : 1e-2;
-    c.scalar_lr = 1e-2;
+    c.adamw.lr = 1e-2;
     c.momentum = kind == TCH_OPTIM_SGD ? 0.9 : c.momentum;
     c.weight_decay = 0.1;
-    c.state_dtype = dtype;
-    c.seed = 0x123456789ABCDEFu;
+    c.memory.state_dtype = dtype;
+    c.memory.seed = 0x123456789ABCDEFu;
     return c;
 }
 
@@ -137,7 +137,7 @@ static double *moment_of(const trial *t, int32_t parameter, const char *what, in
 
 static uint32_t random_half(const tch_optim_config *c, int32_t parameter, int64_t step, int64_t element, int second)
 {
-    const uint32_t key[2] = {(uint32_t)c->seed, (uint32_t)(c->seed >> 32)};
+    const uint32_t key[2] = {(uint32_t)c->memory.seed, (uint32_t)(c->memory.seed >> 32)};
     const uint32_t counter[4] = {(uint32_t)(element / 4), 0, (uint32_t)parameter + 0x80000000u, (uint32_t)step};
     uint32_t words[4];
     test_philox(counter, key, words);
@@ -253,9 +253,9 @@ static void average(sum *s, double keep, double take, double x)
 static bool reference_step(const tch_optim_config *c, int64_t step, element *e)
 {
     bool rest = c->kind != TCH_OPTIM_ADAMW;
-    double lr = rest ? c->scalar_lr : c->lr;
-    double beta1 = rest ? c->scalar_beta1 : c->beta1;
-    double beta2 = rest ? c->scalar_beta2 : c->beta2;
+    double lr = rest ? c->adamw.lr : c->lr;
+    double beta1 = rest ? c->adamw.beta1 : c->beta1;
+    double beta2 = rest ? c->adamw.beta2 : c->beta2;
     if (c->kind == TCH_OPTIM_LION) {
         sum direction = e->m;
         average(&direction, c->beta1, 1.0 - c->beta1, e->g);
@@ -272,7 +272,7 @@ static bool reference_step(const tch_optim_config *c, int64_t step, element *e)
     }
     average(&e->m, beta1, 1.0 - beta1, e->g);
     average(&e->v, beta2, 1.0 - beta2, e->g * e->g);
-    double root = sqrt(e->v.value / (1.0 - pow(beta2, (double)step))) + (rest ? c->scalar_eps : c->eps);
+    double root = sqrt(e->v.value / (1.0 - pow(beta2, (double)step))) + (rest ? c->adamw.eps : c->eps);
     e->p = (1.0 - lr * c->weight_decay) * e->p - lr * e->m.value / (1.0 - pow(beta1, (double)step)) / root;
     return false;
 }
@@ -289,7 +289,7 @@ static bool has_second(const tch_optim_config *c)
 
 static tch_state_dtype kept_as(const trial *t, int32_t i, const tch_optim_config *c)
 {
-    return t->parameters[i].memory->count < 4096 ? TCH_STATE_FLOAT32 : c->state_dtype;
+    return t->parameters[i].memory->count < 4096 ? TCH_STATE_FLOAT32 : c->memory.state_dtype;
 }
 
 /* top is the largest magnitude, rounded up; floor is the least, rounded down, or for first moments what the optimizer
@@ -666,7 +666,7 @@ TEST(float64_stays)
     for (int k = 0; k < 2; k++) {
         trial t;
         tch_optim_config c = config_of(TCH_OPTIM_ADAMW, k ? TCH_STATE_INT8 : TCH_STATE_FLOAT32);
-        test_case("float64 parameters, moments in %s", dtype_names[c.state_dtype]);
+        test_case("float64 parameters, moments in %s", dtype_names[c.memory.state_dtype]);
         trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 1, shapes);
         trial_steps(&t, 5);
         got[k] = test_tensor_read(t.parameters[0].memory);

@@ -25,9 +25,9 @@ static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = trial_config(kind);
     if (kind == TCH_OPTIM_SHAMPOO) {
-        c.stagger = 1; /* refreshes come at every step */
-        c.precondition_frequency = 1;
-        c.grafting = TCH_GRAFTING_ADAM;
+        c.shampoo.stagger = 1; /* refreshes come at every step */
+        c.shampoo.precondition_frequency = 1;
+        c.shampoo.grafting = TCH_GRAFTING_ADAM;
         c.momentum = 0.5;
     }
     return c;
@@ -66,7 +66,7 @@ TEST(small_steps_add_up_in_a_master_copy)
     for (int32_t master = 0; master < 2; master++) {
         tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SGD);
         c.lr = 0x1p-17;
-        c.master_weights = master;
+        c.memory.master_weights = master;
         test_case("small steps %s master copy", master ? "with" : "without");
         const double *got = step_from_one_and_a_half(*state, &c, 4096);
         for (int i = 0; i < MANY; i++) {
@@ -81,8 +81,8 @@ static double *round_at_random(tch_context *context, uint64_t seed, int32_t stoc
 {
     tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SGD);
     c.lr = 1e-3;
-    c.stochastic_rounding = stochastic;
-    c.seed = seed;
+    c.memory.stochastic_rounding = stochastic;
+    c.memory.seed = seed;
     return step_from_one_and_a_half(context, &c, 40);
 }
 
@@ -118,8 +118,8 @@ TEST(blocks_are_rounded_apart)
     int differing = 0;
     trial t;
     tch_optim_config c = trial_config(TCH_OPTIM_SHAMPOO);
-    c.max_preconditioner_dim = COLS / 2;
-    c.stochastic_rounding = 1;
+    c.shampoo.max_preconditioner_dim = COLS / 2;
+    c.memory.stochastic_rounding = 1;
     test_case("stochastic rounding of two blocks");
     trial_open(&t, *state, TCH_BFLOAT16, TCH_BFLOAT16, &c, 1, wide);
     trial_draw(&t);
@@ -194,11 +194,12 @@ static void refuse_steps(tch_context *context, tch_optim_kind kind)
     for (size_t k = 0; k < TEST_COUNT(refusals); k++) {
         trial t;
         tch_optim_config c = config_of(kind);
-        c.nonfinite = refusals[k].policy;
+        c.numerics.nonfinite = refusals[k].policy;
         if (!test_on_cpu()) {
-            c.precondition_frequency = kind == TCH_OPTIM_SOAP ? 1000 : c.precondition_frequency;
+            c.shampoo.precondition_frequency = kind == TCH_OPTIM_SOAP ? 1000 : c.shampoo.precondition_frequency;
         }
-        test_case("%s, policy %d, %s", tch_optim_kind_name(kind), (int)c.nonfinite, refusals[k].told ? "told" : "seen");
+        test_case("%s, policy %d, %s", tch_optim_kind_name(kind), (int)c.numerics.nonfinite,
+                  refusals[k].told ? "told" : "seen");
         trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES - 3, shapes);
         trial_add_group(&t, &c, 3, shapes + SHAPES - 3);
         for (int i = 0; i < SHAPES; i++) {
@@ -219,7 +220,7 @@ TEST(bad_gradients_are_ignored)
 {
     trial t;
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
-    c.nonfinite = TCH_NONFINITE_IGNORE;
+    c.numerics.nonfinite = TCH_NONFINITE_IGNORE;
     test_case("ignore");
     trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
     trial_draw(&t);
@@ -238,8 +239,8 @@ static void skipped_first(tch_context *context, tch_optim_kind kind)
 {
     trial t;
     tch_optim_config c = config_of(kind);
-    c.precondition_frequency = 100;
-    c.stagger = 0;
+    c.shampoo.precondition_frequency = 100;
+    c.shampoo.stagger = 0;
     trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
     for (int i = 0; i < 3; i++) {
         take_bad_step(&t, &refusals[0], i, INFINITY);
@@ -258,8 +259,8 @@ static void miss_gradients(tch_context *context, tch_optim_kind kind)
     for (int32_t stagger = 0; stagger < 2; stagger++) {
         trial t;
         tch_optim_config c = config_of(kind);
-        c.precondition_frequency = 3;
-        c.stagger = stagger;
+        c.shampoo.precondition_frequency = 3;
+        c.shampoo.stagger = stagger;
         trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
         for (int i = 0; i < 2 * STEPS; i++) {
             int32_t rests = -1;
@@ -318,7 +319,7 @@ static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
     for (int k = 0; k < 2; k++) {
         trial t;
         tch_optim_config c = trial_config(kind);
-        c.scalar_lr = scalar_rates[k];
+        c.adamw.lr = scalar_rates[k];
         trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
         test_tensor *lr = test_tensor_make(context, types[k], k, (const int64_t[]){1}, LAYOUT_CONTIGUOUS);
         CHECK_OK(tch_optimizer_set_lr_tensor(t.optimizer, 0, &lr->tensor));
@@ -349,10 +350,10 @@ typedef enum rate_change {
 
 typedef struct rate_script {
     const char *what;
-    double lr, scalar_lr;
+    double lr, adamw_lr;
     struct {
         rate_change how;
-        double lr, scalar_lr;
+        double lr, adamw_lr;
     } changes[MOST_CHANGES];
 } rate_script;
 
@@ -405,23 +406,23 @@ static const rate_script scripts[] = {
       {THE_END, 0, 0}}},
 };
 
-static void change_rates(trial *t, tch_optim_config *c, rate_change how, double lr, double scalar_lr)
+static void change_rates(trial *t, tch_optim_config *c, rate_change how, double lr, double adamw_lr)
 {
     if (how == BY_CALL || how == BY_CALL_WITHOUT_RATIO) {
         t->configs[0].lr = lr;
         if (how == BY_CALL_WITHOUT_RATIO) {
-            t->configs[0].scalar_base_lr = lr > 0.0 ? lr : 1.0; /* the reference's rate: as given, or 0 */
+            t->configs[0].adamw.base_lr = lr > 0.0 ? lr : 1.0; /* the reference's rate: as given, or 0 */
         }
         CHECK_OK(tch_optimizer_set_lr(t->optimizer, 0, lr));
     } else if (how != NO_CHANGE) {
         c->lr = lr;
-        c->scalar_lr = scalar_lr;
+        c->adamw.lr = adamw_lr;
         trial_set_config(t, 0, c);
     }
 }
 
 /* The rate of AdamW's part, which is told by the group's configuration. The reference has a share from
- * fill_in_scalar_lr. */
+ * fill_in_rate. */
 static void rates_of_the_rest(tch_context *context, tch_optim_kind kind)
 {
     for (size_t i = 0; i < TEST_COUNT(scripts); i++) {
@@ -430,14 +431,14 @@ static void rates_of_the_rest(tch_context *context, tch_optim_kind kind)
         tch_optim_config now;
         tch_optim_config c = trial_config(kind);
         c.lr = s->lr;
-        c.scalar_lr = s->scalar_lr;
+        c.adamw.lr = s->adamw_lr;
         test_case("%s, a rate of AdamW's part %s", tch_optim_kind_name(kind), s->what);
         trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
         CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
-        double share = kind == TCH_OPTIM_MUON ? 0.3 * now.scalar_base_lr : 0.0;
-        CHECK(now.scalar_lr == (s->scalar_lr > 0.0 ? s->scalar_lr : share), "%g", now.scalar_lr);
+        double share = kind == TCH_OPTIM_MUON ? 0.3 * now.adamw.base_lr : 0.0;
+        CHECK(now.adamw.lr == (s->adamw_lr > 0.0 ? s->adamw_lr : share), "%g", now.adamw.lr);
         for (int k = 0; s->changes[k].how != THE_END; k++) {
-            change_rates(&t, &c, s->changes[k].how, s->changes[k].lr, s->changes[k].scalar_lr);
+            change_rates(&t, &c, s->changes[k].how, s->changes[k].lr, s->changes[k].adamw_lr);
             if (s->changes[k].how != BY_CONFIG_WITHOUT_STEP) {
                 trial_step(&t);
             }
@@ -458,10 +459,10 @@ static void repeat_steps(tch_context *context, tch_optim_kind kind)
     trial t[2];
     tch_optim_config c = config_of(kind);
     int32_t threads = tch_get_num_threads();
-    c.max_preconditioner_dim = 64;
-    c.precondition_frequency = 2;
-    c.block = kind == TCH_OPTIM_SOAP;
-    c.precision = TCH_PRECISION_HIGH;
+    c.shampoo.max_preconditioner_dim = 64;
+    c.shampoo.precondition_frequency = 2;
+    c.soap.block = kind == TCH_OPTIM_SOAP;
+    c.numerics.precision = TCH_PRECISION_HIGH;
     for (int32_t n = 0; n <= (ref_has_blocks(kind) ? 0 : 3); n++) {
         for (int k = 0; k < 2; k++) {
             trial_open(&t[k], context, TCH_FLOAT32, TCH_FLOAT32, &c, 3, large);

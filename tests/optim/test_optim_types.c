@@ -61,9 +61,10 @@ static const trial_shape shapes[] = {
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = trial_config(kind);
-    c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 9 : 96; /* bases are known to u / gap: small ones in float32 */
+    c.shampoo.max_preconditioner_dim =
+        kind == TCH_OPTIM_SOAP ? 9 : 96; /* bases are known to u / gap: small ones in float32 */
     if (kind == TCH_OPTIM_SHAMPOO) {
-        c.grafting = TCH_GRAFTING_ADAM;
+        c.shampoo.grafting = TCH_GRAFTING_ADAM;
         c.momentum = 0.5;
     }
     return c;
@@ -103,8 +104,8 @@ static void run(tch_context *context, const tch_optim_config *config, const type
     tch_optim_config c = *config;
     size_t mark = test_mark();
     test_case("%s, %s, %d parameters", tch_optim_kind_name(c.kind), type->name, count);
-    c.master_weights = type->master;
-    c.stochastic_rounding = type->stochastic;
+    c.memory.master_weights = type->master;
+    c.memory.stochastic_rounding = type->stochastic;
     c.maximize = type->scale != 1.0;
     trial_open(&t, context, type->dtype, type->gradients, &c, count, which);
     take_steps(&t, steps, type->scale);
@@ -121,8 +122,8 @@ static void every_type(tch_context *context, tch_optim_kind kind)
     bool brief = getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL || getenv("TORCHIUM_CPU") != NULL;
     for (size_t i = 0; i < TEST_COUNT(types); i++) {
         bool open = kind == TCH_OPTIM_LION && types[i].dtype.bits != 64;
-        c.grafting = kind == TCH_OPTIM_SHAMPOO ? (tch_grafting)(TCH_GRAFTING_SGD + i % 4) : c.grafting;
-        c.start_preconditioning_step = kind == TCH_OPTIM_SHAMPOO && i % 3 == 1 ? 2 : -1;
+        c.shampoo.grafting = kind == TCH_OPTIM_SHAMPOO ? (tch_grafting)(TCH_GRAFTING_SGD + i % 4) : c.shampoo.grafting;
+        c.shampoo.start_preconditioning_step = kind == TCH_OPTIM_SHAMPOO && i % 3 == 1 ? 2 : -1;
         int32_t count = open ? OF_LION : brief || types[i].dtype.bits == 16 ? SOME : (int32_t)TEST_COUNT(shapes);
         run(context, &c, &types[i], count, shapes, brief ? 2 : 3);
         if (!brief) {
@@ -142,8 +143,8 @@ TEST(blocks_of_soap)
     static const trial_shape cut[] = {{.ndim = 2, .shape = {128, 192}},
                                       {.ndim = 2, .shape = {64, 64}, .order = {1, 0}}};
     tch_optim_config c = config_of(TCH_OPTIM_SOAP);
-    c.block = 1;
-    c.max_preconditioner_dim = 8;
+    c.soap.block = 1;
+    c.shampoo.max_preconditioner_dim = 8;
     for (size_t i = 0; i < TEST_COUNT(types); i++) {
         run(*state, &c, &types[i], 2, cut, 4);
     }
@@ -155,9 +156,9 @@ static void many(tch_context *context, tch_optim_kind kind)
     enum { COUNT = 250 };
     static trial_shape small[COUNT + 1];
     tch_optim_config c = config_of(kind);
-    c.max_preconditioner_dim = 4;
-    c.block = 1;
-    c.precondition_frequency = 2;
+    c.shampoo.max_preconditioner_dim = 4;
+    c.soap.block = 1;
+    c.shampoo.precondition_frequency = 2;
     for (int i = 0; i < COUNT; i++) {
         small[i] = (trial_shape){.ndim = 2, .shape = {3, 3}, .elementwise = i % 5 == 4};
     }
@@ -179,7 +180,7 @@ TEST(every_bad_gradient_is_found)
         trial t;
         tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
         int32_t count = (int32_t)TEST_COUNT(shapes);
-        c.master_weights = types[k].master;
+        c.memory.master_weights = types[k].master;
         trial_open(&t, *state, types[k].dtype, types[k].gradients, &c, count, shapes);
         trial_draw(&t);
         for (int i = 0; i < 3 * count; i++) {

@@ -156,7 +156,7 @@ static void make_optimizer(const place *at, run *r)
     }
     config.lr = r->method->lr;
     config.weight_decay = 0.01;
-    config.precondition_frequency = 10;
+    config.shampoo.precondition_frequency = 10;
     must(tch_optimizer_create(at->context, &config, NULL, PARAMETERS, parameters, &r->optimizer));
 }
 

@@ -19,8 +19,8 @@ enum { MOST_STEPS = 1000000000 };
 /* The period that docs/training.md was measured with. */
 static void suit_period(tch_optim_config *config)
 {
-    config->precondition_frequency = 10;
-    config->refresh_drift = 0.0;
+    config->shampoo.precondition_frequency = 10;
+    config->shampoo.refresh_drift = 0.0;
 }
 
 static void suit_sgd(tch_optim_config *config)
@@ -31,7 +31,7 @@ static void suit_sgd(tch_optim_config *config)
 /* One rate for all, as the other methods have it. */
 static void suit_muon(tch_optim_config *config)
 {
-    config->scalar_lr = config->lr;
+    config->adamw.lr = config->lr;
 }
 
 /* The step behind the curvature. */
@@ -392,17 +392,17 @@ tch_optim_config train_plan_config(const train_plan *plan, const train_method *m
     tch_optim_config config = tch_optim_defaults(method->kind);
     config.lr = method->rate;
     config.weight_decay = plan->weight_decay;
-    config.seed = (uint64_t)plan->seed;
+    config.memory.seed = (uint64_t)plan->seed;
     if (method->suit != NULL) {
         method->suit(&config);
     }
     if (plan->precondition_frequency > 0) {
-        config.precondition_frequency = (int32_t)plan->precondition_frequency;
-        config.refresh_drift = 0.0;
+        config.shampoo.precondition_frequency = (int32_t)plan->precondition_frequency;
+        config.shampoo.refresh_drift = 0.0;
     }
     if (plan->block > 0) {
-        config.max_preconditioner_dim = plan->block;
-        config.block = 1;
+        config.shampoo.max_preconditioner_dim = plan->block;
+        config.soap.block = 1;
     }
     return config;
 }

@@ -38,7 +38,7 @@ static tch_status create_optimizer(const train_setup *setup, train_run *run)
         run->gradients[i] = tch_network_gradient(run->network, i);
         parameters[i] = (tch_parameter){.tensor = tch_network_parameter(run->network, i),
                                         .name = tch_network_parameter_name(run->network, i),
-                                        .elementwise = leaves_to_adamw(run, i, count)};
+                                        .use_adamw = leaves_to_adamw(run, i, count)};
     }
     tch_optim_config config = train_plan_config(&setup->plan, &run->method);
     return tch_optimizer_create(setup->context, &config, NULL, count, parameters, &run->optimizer);

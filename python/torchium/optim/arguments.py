@@ -103,8 +103,10 @@ def _key(group: str, field: str) -> str:
     return _KEYS[group].get(field, field)
 
 
-# The default of each key that a group of arguments sets.
-GROUPED_DEFAULTS = {_key(group, field.name): field.default for group, cls in _CLASSES.items() for field in fields(cls)}
+_GROUPED = [(group, field) for group, cls in _CLASSES.items() for field in fields(cls)]
+# The default of each key that a group of arguments sets, and the field of tch_optim_config that it is.
+GROUPED_DEFAULTS = {_key(group, field.name): field.default for group, field in _GROUPED}
+GROUPED_C_NAMES = {_key(group, field.name): f"{group}.{field.name}" for group, field in _GROUPED}
 
 
 def grouped_options(who: str, known: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

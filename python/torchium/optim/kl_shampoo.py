@@ -56,13 +56,13 @@ class KLShampoo(SecondOrder):
     kind = "kl_shampoo"
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
-        Option("weight_decay_type", "decay", default="decoupled"),
-        Option("use_bias_correction", "bias_correction"),
+        *same("use_bias_correction", "packed_factors", "root_method", "root_tolerance"),
         *same("eps", "relative_eps", convert=number),
-        *same(convert=number, refresh_drift=0.0, refresh_budget=1.0),
-        *same("precondition_frequency", "max_preconditioner_dim", "packed_factors", "root_method", "root_tolerance"),
-        *same(merge_dims=True, precondition_1d=False, stagger=True),
         *same("root_dtype", convert=dtype_name),
+        *same(weight_decay_type="decoupled"),
+        *same("max_preconditioner_dim", "precondition_frequency", struct="shampoo"),
+        *same(struct="shampoo", merge_dims=True, precondition_1d=False, stagger=True),
+        *same(struct="shampoo", convert=number, refresh_drift=0.0, refresh_budget=1.0),
         *ADAMW,
         *COMMON,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .arguments import AdamWArguments, Matrices, MemoryArguments, NumericsArguments
 from .base import outside
-from .options import ADAMW, COMMON, Option, Options, number, or_else, plain, same, shown
+from .options import ADAMW, COMMON, Options, number, or_else, plain, same, shown
 from .second_order import SecondOrder
 
 if TYPE_CHECKING:
@@ -79,10 +79,9 @@ class Muon(SecondOrder):
     kind = "muon"
     _resolved: ClassVar = MappingProxyType({"method": "minimax", "ns_steps": USUAL_STEPS["minimax"]})
     _options: ClassVar = Options(
-        Option("ns_coefficients", "muon_coefficients", _coefficients),
-        Option("ns_steps", "muon_steps"),
-        Option("adjust_lr_fn", "muon_lr", or_else("original")),
-        Option("method", "muon_method"),
+        *same("ns_coefficients", struct="muon", convert=_coefficients),
+        *same("adjust_lr_fn", struct="muon", convert=or_else("original")),
+        *same("method", "ns_steps", struct="muon"),
         *same("momentum", "eps", convert=number),
         *same("nesterov"),
         *ADAMW,
@@ -117,8 +116,8 @@ class Muon(SecondOrder):
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
         config = super()._config(group, lr)
-        if config["muon_coefficients"] is None:
-            del config["muon_coefficients"]
+        if config["muon.ns_coefficients"] is None:
+            del config["muon.ns_coefficients"]
         else:  # coefficients imply this method
-            config["muon_method"] = "muon"
+            config["muon.method"] = "muon"
         return config

@@ -15,7 +15,7 @@ import torch
 from torchium._functions.ops import is_hollow
 from torchium._messages import shown
 
-from .arguments import GROUPED_DEFAULTS, grouped_options
+from .arguments import GROUPED_C_NAMES, GROUPED_DEFAULTS, grouped_options
 
 __all__ = [
     "ADAMW",
@@ -178,10 +178,17 @@ class Option(NamedTuple):
     default: Any = None  # where neither the constructor nor a group of arguments has one
 
 
-def same(*names: str, convert: Callable[[str, Any], Any] = as_given, whole: bool = False, **defaults: Any) -> Any:
-    """Options that have the library's names; those with a default of their own are keywords."""
+def same(
+    *names: str, convert: Callable[[str, Any], Any] = as_given, whole: bool = False, struct: str = "", **defaults: Any
+) -> Any:
+    """Options that have the library's names, in this struct of its configuration or in that of a group of arguments;
+    those with a default of their own are keywords."""
+    prefix = struct and f"{struct}."
     rows = {**dict.fromkeys(names), **defaults}
-    return tuple(Option(name, name, convert, whole, default) for name, default in rows.items())
+    return tuple(
+        Option(name, GROUPED_C_NAMES.get(name, prefix + name), convert, whole, default)
+        for name, default in rows.items()
+    )
 
 
 # What all optimizers have. The learning rate comes to the library by itself, since it may be a tensor on the device.
@@ -196,10 +203,10 @@ COMMON = (
 )
 # What AdamW gets for the parameters that a second-order method does not take, and how exact products are.
 ADAMW = (
-    Option("adamw_lr", "scalar_lr", _adamw_lr),
-    Option("adamw_betas", ("scalar_beta1", "scalar_beta2"), pair),
-    Option("adamw_eps", "scalar_eps", number),
-    Option("adamw_weight_decay", "scalar_weight_decay", _adamw_weight_decay),
+    *same("adamw_lr", convert=_adamw_lr),
+    Option("adamw_betas", ("adamw.beta1", "adamw.beta2"), pair),
+    *same("adamw_eps", convert=number),
+    *same("adamw_weight_decay", convert=_adamw_weight_decay),
     *same("precision", "world_invariant"),
     Option("use_adamw", None),
 )
@@ -241,12 +248,9 @@ class Options:
                 config.update(zip(c_name, value, strict=True))
             else:
                 config[c_name] = value
-        if type(config.get("refresh_drift")) is _ByNeed and self._has_period(group):
-            config["refresh_drift"] = 0.0
+        if type(config.get("shampoo.refresh_drift")) is _ByNeed and group["precondition_frequency"] is not None:
+            config["shampoo.refresh_drift"] = 0.0
         return config
-
-    def _has_period(self, group: Mapping[str, Any]) -> bool:
-        return any(group[row.name] is not None for row in self if row.c_name == "precondition_frequency")
 
     def check(self, ask: Callable[[], Any], who: str) -> None:
         """Asks the library, and says what it finds wrong by the name that the option has here."""
@@ -254,7 +258,7 @@ class Options:
             ask()
         except (TypeError, ValueError) as error:
             text = re.sub(r"^tch_\w+: ", "", str(error))
-            field = re.match(r"\w*", text).group()
+            field = re.match(r"[\w.]*", text).group()
             raise type(error)(f"{who}: {self._titles().get(field, field)}{text[len(field) :]}") from None
 
     def _titles(self) -> dict[str, str]:
@@ -319,9 +323,9 @@ def keep_ratio(config: dict[str, Any], group: dict[str, Any], share: float | Non
     goes with any lr: it stays. `share` is the rule's, for a group whose adamw_lr is None."""
     if group.get("adamw_lr") is not None:
         base = _fix_ratio(group, group["lr"], group.get("initial_lr"))
-        config["scalar_base_lr"] = base or config["lr"]
+        config["adamw.base_lr"] = base or config["lr"]
     elif share is not None:
-        config["scalar_lr"], config["scalar_base_lr"] = _share_of(group, share), 1.0
+        config["adamw.lr"], config["adamw.base_lr"] = _share_of(group, share), 1.0
     else:
         group.pop(_BASE, None)
 
@@ -334,7 +338,7 @@ def has_ratio(group: dict[str, Any]) -> bool:
 
 def adamw_rate(config: Mapping[str, Any]) -> float:
     """AdamW's learning rate by a configuration, as the library has it."""
-    lr, own, base = config["lr"], config["scalar_lr"], config.get("scalar_base_lr", 0.0)
+    lr, own, base = config["lr"], config["adamw.lr"], config.get("adamw.base_lr", 0.0)
     if own == 0.0 or lr == 0.0:
         return lr
     return 0.0 if own == _STILL else own * (lr / base if base > 0.0 else 1.0)

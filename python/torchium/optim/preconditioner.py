@@ -29,7 +29,7 @@ from ._model.factors import FACTORS, Factors, find_layers
 from ._model.watch import PassWatch, of_one_pass
 from ._shared.consolidate import wanted_by_checkpoint
 from .base import outside
-from .options import Option, Options, or_else, plain, shown
+from .options import Option, Options, or_else, plain, same, shown
 
 __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
 
@@ -39,11 +39,8 @@ Number = float | Callable[[int], float]
 _NUMBERS = ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr")
 _OPTIONS = Options(
     Option("compute_method", "method"),
-    Option("sharing", "sharing"),
-    Option("damping", "damping"),
-    Option("factor_decay", "factor_decay"),
-    Option("kl_clip", "kl_clip", or_else(0.0)),
-    Option("accumulation_steps", "accumulation"),
+    *same("sharing", "damping", "factor_decay", "accumulation_steps"),
+    *same("kl_clip", convert=or_else(0.0)),
 )
 
 

@@ -60,13 +60,14 @@ class SOAP(SecondOrder):
     kind = "soap"
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
-        Option("weight_decay_type", "decay", default="decoupled"),
-        Option("use_bias_correction", "bias_correction"),
-        *same("precondition_frequency", convert=period),
-        *same("refresh_drift", convert=drift(2.5)),
-        *same("shampoo_beta", "eps", convert=number, refresh_budget=1.0),
-        *same("max_preconditioner_dim", "packed_factors"),
-        *same(stagger=True, block=False, merge_dims=False, precondition_1d=False, normalize_grads=False),
+        *same("use_bias_correction", "packed_factors", weight_decay_type="decoupled"),
+        *same("eps", convert=number),
+        *same("max_preconditioner_dim", struct="shampoo", merge_dims=False, precondition_1d=False, stagger=True),
+        *same("precondition_frequency", struct="shampoo", convert=period),
+        *same("refresh_drift", struct="shampoo", convert=drift(2.5)),
+        *same(struct="shampoo", convert=number, refresh_budget=1.0),
+        *same(struct="soap", block=False, normalize_grads=False),
+        *same("shampoo_beta", struct="soap", convert=number),
         *ADAMW,
         *COMMON,
     )

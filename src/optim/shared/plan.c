@@ -185,7 +185,7 @@ static void assign(planner *p, const candidate *list, int64_t count)
     const tch_optimizer *o = p->optimizer;
     int64_t period = 1;
     if (o->method->blocks != NULL && o->method->blocks->has_factor != NULL) {
-        period = tchi_group_at(o, tchi_param_at(o, p->first_param)->group)->config.precondition_frequency;
+        period = tchi_group_at(o, tchi_param_at(o, p->first_param)->group)->config.shampoo.precondition_frequency;
     }
     for (int64_t first = 0; first < count;) {
         int64_t end = first;
@@ -335,9 +335,7 @@ uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const t
     hash = tchi_hash_number(hash, tch_comm_size(optimizer->shared->comm));
     hash = tchi_hash_number(hash, tchi_comm_bucket_bytes(optimizer->shared->comm));
     hash = tchi_hash(hash, optimizer->method->name, strlen(optimizer->method->name));
-    const char *name;
-    int changes;
-    for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
+    for (int32_t i = 0; tchi_config_key(i) != NULL; i++) {
         double value = tchi_config_get(&g->config, i);
         hash = tchi_hash(hash, &value, sizeof value);
     }

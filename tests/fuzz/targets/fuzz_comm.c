@@ -156,7 +156,7 @@ static void use_optimizer(int kind, uint8_t use, const strangers *s, tch_comm *c
     const tch_tensor *gradients[] = {&m.gradients[0], &m.gradients[1]};
     bool silent = s->left == 0;
     int32_t first = use & ADDS_GROUP ? 1 : 2; /* parameters of the first group */
-    config.precondition_frequency = 2;
+    config.shampoo.precondition_frequency = 2;
     place(&m, s, use);
     tch_status status = tch_optimizer_create(
         fuzz_context(), &config, &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm, .placements = m.placements},

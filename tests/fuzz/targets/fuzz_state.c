@@ -47,11 +47,11 @@ static void make_stateful(stateful *s, int kind, int form)
     const tch_parameter parameters[] = {{.tensor = &s->tensors[0], .name = "w"},
                                         {.tensor = &s->tensors[1], .name = "b"}};
     tch_optim_config config = tch_optim_defaults((tch_optim_kind)kind);
-    config.state_dtype = (tch_state_dtype)(form % 3);
-    config.packed_factors = form / 3 % 2;
-    config.root_dtype = form / 6 % 2 ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
+    config.memory.state_dtype = (tch_state_dtype)(form % 3);
+    config.memory.packed_factors = form / 3 % 2;
+    config.memory.root_dtype = form / 6 % 2 ? TCH_STATE_BFLOAT16 : TCH_STATE_FLOAT32;
     config.momentum = 0.9;
-    config.precondition_frequency = 2;
+    config.shampoo.precondition_frequency = 2;
     REQUIRE(tch_optimizer_create(fuzz_context(), &config, NULL, 2, parameters, &s->optimizer) == TCH_OK);
 }
 

@@ -99,7 +99,7 @@ def test_a_number_of_steps_alone_is_not_silent(make_muon):
     config = made._config(
         made.param_groups[0], 0.1
     )  # torch.optim.Muon's own argument, given alone, means its polynomial
-    assert config["muon_method"] == "muon" and config["muon_coefficients"] == (3.4445, -4.7750, 2.0315)
+    assert config["muon.method"] == "muon" and config["muon.ns_coefficients"] == (3.4445, -4.7750, 2.0315)
 
 
 def test_parameters_in_every_form(kind, device):

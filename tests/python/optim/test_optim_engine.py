@@ -51,9 +51,9 @@ def handle(device, params, kind="adamw", **config):
         ({"kind": "adamw", "lr": "fast"}, TypeError, "lr"),
         ({"kind": "adamw", "lr": -1.0}, ValueError, "lr"),
         ({"kind": "adamw", "amsgrad": 2}, ValueError, "amsgrad"),
-        ({"kind": "muon", "muon_coefficients": (1.0,)}, ValueError, "muon_coefficients"),
-        ({"kind": "shampoo", "grafting": "Adam"}, ValueError, "grafting"),
-        ({"kind": "sgd", "seed": -1}, ValueError, "seed"),
+        ({"kind": "muon", "muon.ns_coefficients": (1.0,)}, ValueError, "muon.ns_coefficients"),
+        ({"kind": "shampoo", "shampoo.grafting": "Adam"}, ValueError, "grafting"),
+        ({"kind": "sgd", "memory.seed": -1}, ValueError, "seed"),
         ([], TypeError, "config"),
     ],
 )

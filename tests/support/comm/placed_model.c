@@ -210,7 +210,7 @@ static void open_parameter(placed_model *m, const placed_config *config, tch_con
     snprintf(m->names[i], sizeof m->names[i], "%s%d", config->prefix, i);
     m->entries[i] = (tch_parameter){.tensor = m->parameter[i],
                                     .name = m->names[i],
-                                    .elementwise = s->elementwise,
+                                    .use_adamw = s->elementwise,
                                     .batch_dims = s->batch_dims,
                                     .cut_count = s->cut_count,
                                     .cuts = s->cuts};

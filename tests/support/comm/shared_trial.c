@@ -38,10 +38,10 @@ tch_optim_config shared_config(tch_optim_kind kind)
     tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.01;
     c.weight_decay = 0.1;
-    c.precondition_frequency = 2;
-    c.max_preconditioner_dim = 16;
-    c.root_tolerance = 1e-5;
-    c.precision = TCH_PRECISION_HIGHEST;
+    c.shampoo.precondition_frequency = 2;
+    c.shampoo.max_preconditioner_dim = 16;
+    c.numerics.tolerance = 1e-5;
+    c.numerics.precision = TCH_PRECISION_HIGHEST;
     return c;
 }
 

@@ -38,7 +38,7 @@ static test_kfac_reference make_reference(const tch_kfac_config *config, const t
     r.p = layer->outputs / r.groups;
     for (int side = 0; side < 2; side++) {
         int64_t n = side == INPUT ? r.n : r.p;
-        r.factor[side] = config->bias_correction ? test_zeros(r.groups * n * n) : unit_matrices(r.groups, n);
+        r.factor[side] = config->use_bias_correction ? test_zeros(r.groups * n * n) : unit_matrices(r.groups, n);
         r.basis[side] = unit_matrices(r.groups, n);
         r.divisor[side] = unit_matrices(r.groups, n);
         r.values[side] = test_zeros(r.groups * n);
@@ -133,7 +133,7 @@ static double share_of(const tch_kfac_config *config, int64_t updates)
     for (int64_t i = 0; i < updates; i++) {
         seen = decay * seen + 1.0;
     }
-    return config->bias_correction ? 1.0 / seen : 1.0 - decay;
+    return config->use_bias_correction ? 1.0 / seen : 1.0 - decay;
 }
 
 /* target = beta target + added. */
@@ -149,9 +149,9 @@ static void observe_reference(const test_kfac_trial *t, test_kfac_reference *r, 
 {
     bool first = r->pending == 0;
     r->updates += first;
-    r->pending = (r->pending + 1) % t->config.accumulation;
+    r->pending = (r->pending + 1) % t->config.accumulation_steps;
     double share = share_of(&t->config, r->updates);
-    double alpha = share / t->config.accumulation;
+    double alpha = share / t->config.accumulation_steps;
     double beta = first ? 1.0 - share : 1.0;
     int64_t most = r->groups * (r->n > r->p ? r->n * r->n : r->p * r->p);
     double *added = test_zeros(most);
@@ -162,7 +162,7 @@ static void observe_reference(const test_kfac_trial *t, test_kfac_reference *r, 
     test_reference_factor(batch, batch->g, r->p, t->config.sharing, 0, alpha * scale * scale, added, sizes);
     accumulate(r->groups * r->p * r->p, beta, added, r->factor[OUTPUT]);
     if (t->config.method == TCH_KFAC_EKFAC && r->refreshes > 0) {
-        double weight = (1.0 - t->config.factor_decay) / t->config.accumulation;
+        double weight = (1.0 - t->config.factor_decay) / t->config.accumulation_steps;
         test_reference_scales(batch, a, r->n, r->basis[INPUT], r->basis[OUTPUT],
                               weight * scale * scale / (double)batch->samples, added, sizes);
         accumulate(r->groups * r->p * r->n, first ? t->config.factor_decay : 1.0, added, r->scales);

@@ -9,19 +9,19 @@
 static inline tch_optim_config test_optim_defaults(tch_optim_kind kind)
 {
     tch_optim_config config = tch_optim_defaults(kind);
-    config.refresh_drift = 0.0;
+    config.shampoo.refresh_drift = 0.0;
     if (kind == TCH_OPTIM_SOAP) {
-        config.precondition_frequency = 10;
+        config.shampoo.precondition_frequency = 10;
     }
     if (kind == TCH_OPTIM_SHAMPOO) {
         config.lr = 0.03;
         config.beta2 = 1.0;
         config.eps = 1e-4;
-        config.grafting = TCH_GRAFTING_NONE;
+        config.shampoo.grafting = TCH_GRAFTING_NONE;
     }
     if (kind == TCH_OPTIM_KL_SHAMPOO) {
-        config.relative_eps = 1e-3;
-        config.root_method = TCH_ROOT_EIGEN;
+        config.numerics.damping = 1e-3;
+        config.numerics.method = TCH_ROOT_EIGEN;
     }
     return config;
 }

@@ -39,9 +39,9 @@ static int32_t merge_dims(const tch_optim_config *config, int32_t ndim, int64_t 
     int64_t merged[TCH_MAX_RANK];
     int32_t n = 0;
     for (int32_t i = ndim - 1; i >= 0; i--) {
-        bool fits = n > 0 && dims[i] * merged[n - 1] <= config->max_preconditioner_dim;
+        bool fits = n > 0 && dims[i] * merged[n - 1] <= config->shampoo.max_preconditioner_dim;
         bool last = i == 0 && n == 1;
-        if (config->merge_dims && fits && !last) {
+        if (config->shampoo.merge_dims && fits && !last) {
             merged[n - 1] *= dims[i];
         } else {
             merged[n++] = dims[i];
@@ -67,9 +67,9 @@ bool ref_orthogonalizes(tch_optim_kind kind)
 /* SOAP without blocks has nothing to do for a matrix of which all sides are above the limit. */
 static void leave_large_sides(ref_optim *r, const tch_optim_config *config)
 {
-    bool fits = config->kind != TCH_OPTIM_SOAP || config->block;
+    bool fits = config->kind != TCH_OPTIM_SOAP || config->soap.block;
     for (int32_t k = 0; k < r->order; k++) {
-        fits = fits || r->dims[k] <= config->max_preconditioner_dim;
+        fits = fits || r->dims[k] <= config->shampoo.max_preconditioner_dim;
     }
     if (!fits) {
         r->method = TCH_OPTIM_ADAMW;
@@ -84,7 +84,7 @@ static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t 
 {
     int64_t dims[TCH_MAX_RANK];
     int32_t n = drop_ones(ndim, shape, dims);
-    bool vectors = config->precondition_1d && !ref_orthogonalizes(config->kind);
+    bool vectors = config->shampoo.precondition_1d && !ref_orthogonalizes(config->kind);
     bool matrix = n >= (vectors ? 1 : 2) && !elementwise && r->count > 0;
     r->method = config->kind;
     r->order = 1;
@@ -121,7 +121,7 @@ static void make_block(ref_optim *r, const tch_optim_config *config, int64_t wid
     for (int32_t k = 0; k < r->order && second_order; k++) {
         int64_t n = b->size[k];
         bool thin = r->order > 1 && n > 100 * (b->count / n);
-        if (n <= config->max_preconditioner_dim && !thin) {
+        if (n <= config->shampoo.max_preconditioner_dim && !thin) {
             b->factor[k] = test_zeros(n * n);
             b->root[k] = test_zeros(n * n);
             for (int64_t i = 0; i < n; i++) {
@@ -148,8 +148,8 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
     r->values = test_zeros(r->count);
     memcpy(r->values, values, (size_t)r->count * sizeof *values);
     bool cut = r->method == TCH_OPTIM_SHAMPOO || r->method == TCH_OPTIM_KL_SHAMPOO ||
-               (r->method == TCH_OPTIM_SOAP && config->block);
-    int64_t width = cut ? config->max_preconditioner_dim : INT64_MAX / 2;
+               (r->method == TCH_OPTIM_SOAP && config->soap.block);
+    int64_t width = cut ? config->shampoo.max_preconditioner_dim : INT64_MAX / 2;
     r->block_count = r->count > 0 ? 1 : 0;
     for (int32_t k = 0; k < r->order; k++) {
         r->block_count *= (int32_t)((r->dims[k] + width - 1) / width);
@@ -246,14 +246,14 @@ static void multiply_all(const ref_optim *r, const ref_block *b, bool transpose,
 /* Its numbers are the method's own, or those of what another method leaves. */
 static void step_adamw(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
-    bool l2 = c->decay == TCH_DECAY_L2 && !ref_orthogonalizes(c->kind);
-    bool follows = r->scalar && c->scalar_lr != 0.0;
-    bool decays = r->scalar && c->scalar_weight_decay >= 0.0;
-    double lr = follows ? c->scalar_lr * c->lr / c->scalar_base_lr : c->lr;
-    double decay = decays ? c->scalar_weight_decay : c->weight_decay;
-    double beta1 = r->scalar ? c->scalar_beta1 : c->beta1;
-    double beta2 = r->scalar ? c->scalar_beta2 : c->beta2;
-    double eps = r->scalar ? c->scalar_eps : c->eps;
+    bool l2 = c->weight_decay_type == TCH_WEIGHT_DECAY_L2 && !ref_orthogonalizes(c->kind);
+    bool follows = r->scalar && c->adamw.lr != 0.0;
+    bool decays = r->scalar && c->adamw.weight_decay >= 0.0;
+    double lr = follows ? c->adamw.lr * c->lr / c->adamw.base_lr : c->lr;
+    double decay = decays ? c->adamw.weight_decay : c->weight_decay;
+    double beta1 = r->scalar ? c->adamw.beta1 : c->beta1;
+    double beta2 = r->scalar ? c->adamw.beta2 : c->beta2;
+    double eps = r->scalar ? c->adamw.eps : c->eps;
     double correction1 = 1.0 - pow(beta1, (double)r->step);
     double correction2 = 1.0 - pow(beta2, (double)r->step);
     for (int64_t e = 0; e < b->count; e++) {
@@ -296,8 +296,8 @@ static void accumulate(ref_optim *r, const tch_optim_config *c, ref_block *b, co
     double weight = 1.0;
     double keep = 1.0;
     if (c->beta2 != 1.0) {
-        weight = (1.0 - c->beta2) / (c->bias_correction ? 1.0 - pow(c->beta2, (double)r->step) : 1.0);
-        keep = c->bias_correction ? 1.0 - weight : c->beta2;
+        weight = (1.0 - c->beta2) / (c->use_bias_correction ? 1.0 - pow(c->beta2, (double)r->step) : 1.0);
+        keep = c->use_bias_correction ? 1.0 - weight : c->beta2;
     }
     for (int32_t k = 0; k < r->order; k++) {
         update_factor(r, b, k, g, weight, keep);
@@ -309,8 +309,8 @@ static void take_root(const tch_optim_config *c, int32_t order, int64_t n, const
     double *w = test_zeros(n);
     double *v = test_zeros(n * n);
     ref_eigh(n, factor, w, v);
-    double damping = fmax(c->eps, c->relative_eps * w[n - 1]);
-    double power = -1.0 / (c->exponent_override > 0 ? c->exponent_override : 2 * order);
+    double damping = fmax(c->eps, c->numerics.damping * w[n - 1]);
+    double power = -1.0 / (c->shampoo.exponent_override > 0 ? c->shampoo.exponent_override : 2 * order);
     for (int64_t i = 0; i < n; i++) {
         w[i] = pow(fmax(w[i], 0.0) + damping, power);
     }
@@ -321,14 +321,14 @@ static void take_root(const tch_optim_config *c, int32_t order, int64_t n, const
 
 static int64_t first_refresh(const tch_optim_config *c)
 {
-    return c->start_preconditioning_step > 1 ? c->start_preconditioning_step : 1;
+    return c->shampoo.start_preconditioning_step > 1 ? c->shampoo.start_preconditioning_step : 1;
 }
 
 /* After the first refresh, `since` steps ago. */
 static bool is_due(const tch_optim_config *c, const ref_block *b, int32_t k, int64_t since)
 {
-    bool told = c->stagger && c->precondition_frequency > 1;
-    return told ? b->due[k] : since % c->precondition_frequency == 0;
+    bool told = c->shampoo.stagger && c->shampoo.precondition_frequency > 1;
+    return told ? b->due[k] : since % c->shampoo.precondition_frequency == 0;
 }
 
 static void refresh_roots(ref_optim *r, const tch_optim_config *c, ref_block *b)
@@ -344,17 +344,17 @@ static void refresh_roots(ref_optim *r, const tch_optim_config *c, ref_block *b)
 /* d from g and f, with v in b->square. */
 static void graft(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g, const double *f, double *d)
 {
-    double correction = 1.0 - pow(c->grafting_beta2, (double)r->step);
+    double correction = 1.0 - pow(c->shampoo.grafting_beta2, (double)r->step);
     for (int64_t e = 0; e < b->count; e++) {
         double *v = &b->square[e];
         d[e] = f[e];
-        if (c->grafting == TCH_GRAFTING_ADAGRAD) {
+        if (c->shampoo.grafting == TCH_GRAFTING_ADAGRAD) {
             *v += g[e] * g[e];
         } else {
-            *v = c->grafting_beta2 * *v + (1.0 - c->grafting_beta2) * g[e] * g[e];
+            *v = c->shampoo.grafting_beta2 * *v + (1.0 - c->shampoo.grafting_beta2) * g[e] * g[e];
         }
-        if (c->grafting > TCH_GRAFTING_SGD) {
-            d[e] /= sqrt(c->grafting == TCH_GRAFTING_ADAM ? *v / correction : *v) + c->grafting_eps;
+        if (c->shampoo.grafting > TCH_GRAFTING_SGD) {
+            d[e] /= sqrt(c->shampoo.grafting == TCH_GRAFTING_ADAM ? *v / correction : *v) + c->shampoo.grafting_eps;
         }
     }
 }
@@ -370,7 +370,7 @@ static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, 
         multiply_all(r, b, false, f);
         double norm = ref_norm(b->count, f);
         double scale = norm > 0.0 ? ref_norm(b->count, d) / norm : 0.0;
-        for (int64_t e = 0; e < b->count && c->grafting != TCH_GRAFTING_NONE; e++) {
+        for (int64_t e = 0; e < b->count && c->shampoo.grafting != TCH_GRAFTING_NONE; e++) {
             f[e] *= scale;
         }
     }
@@ -379,7 +379,7 @@ static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, 
 
 static void apply(const tch_optim_config *c, ref_block *b, double *p, const double *d)
 {
-    double shrink = c->decay == TCH_DECAY_DECOUPLED ? 1.0 - c->lr * c->weight_decay : 1.0;
+    double shrink = c->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED ? 1.0 - c->lr * c->weight_decay : 1.0;
     for (int64_t e = 0; e < b->count; e++) {
         double step = d[e];
         if (c->kind == TCH_OPTIM_SHAMPOO && c->momentum != 0.0) {
@@ -392,7 +392,7 @@ static void apply(const tch_optim_config *c, ref_block *b, double *p, const doub
 
 static void add_l2(const tch_optim_config *c, const ref_block *b, const double *p, double *g)
 {
-    for (int64_t e = 0; e < b->count && c->decay == TCH_DECAY_L2; e++) {
+    for (int64_t e = 0; e < b->count && c->weight_decay_type == TCH_WEIGHT_DECAY_L2; e++) {
         g[e] += c->weight_decay * p[e];
     }
 }
@@ -400,7 +400,7 @@ static void add_l2(const tch_optim_config *c, const ref_block *b, const double *
 static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
     double *f = test_zeros(b->count);
-    double correction = c->bias_correction ? 1.0 - pow(c->beta1, (double)r->step) : 1.0;
+    double correction = c->use_bias_correction ? 1.0 - pow(c->beta1, (double)r->step) : 1.0;
     add_l2(c, b, p, g);
     accumulate(r, c, b, g);
     refresh_roots(r, c, b);
@@ -418,7 +418,7 @@ static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, 
 /* A root that is refreshed is seen by the factors after it. */
 static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_block *b, int32_t k, const double *g)
 {
-    double correction = c->bias_correction ? 1.0 - pow(c->beta2, (double)r->step) : 1.0;
+    double correction = c->use_bias_correction ? 1.0 - pow(c->beta2, (double)r->step) : 1.0;
     double weight = (1.0 - c->beta2) / correction;
     double *u = test_zeros(b->count);
     memcpy(u, g, (size_t)b->count * sizeof *u);
@@ -428,7 +428,7 @@ static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_
         }
     }
     double others = (double)(b->count / b->size[k]);
-    update_factor(r, b, k, u, weight / others, c->bias_correction ? 1.0 - weight : c->beta2);
+    update_factor(r, b, k, u, weight / others, c->use_bias_correction ? 1.0 - weight : c->beta2);
     bool zero = ref_norm(b->size[k] * b->size[k], b->factor[k]) == 0.0;
     if (is_due(c, b, k, r->step - 1) || r->step == 1) {
         if (!zero || c->eps > 0.0) {
@@ -440,7 +440,7 @@ static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_
 
 static void step_kl_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
-    double correction = c->bias_correction ? 1.0 - pow(c->beta1, (double)r->step) : 1.0;
+    double correction = c->use_bias_correction ? 1.0 - pow(c->beta1, (double)r->step) : 1.0;
     add_l2(c, b, p, g);
     for (int32_t k = 0; k < r->order; k++) {
         if (b->factor[k] != NULL) {
@@ -551,7 +551,7 @@ static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b,
 {
     double moments = (double)(r->step - 1);
     double *rotated = test_zeros(b->count);
-    double scale = c->bias_correction ? sqrt(1.0 - pow(c->beta2, moments)) / (1.0 - pow(c->beta1, moments)) : 1.0;
+    double scale = c->use_bias_correction ? sqrt(1.0 - pow(c->beta2, moments)) / (1.0 - pow(c->beta1, moments)) : 1.0;
     memcpy(rotated, g, (size_t)b->count * sizeof *g);
     multiply_all(r, b, true, rotated);
     multiply_all(r, b, true, m);
@@ -561,7 +561,7 @@ static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b,
     }
     multiply_all(r, b, false, m);
     double norm = ref_norm(b->count, m);
-    for (int64_t e = 0; e < b->count && c->normalize_grads; e++) {
+    for (int64_t e = 0; e < b->count && c->soap.normalize_grads; e++) {
         m[e] *= norm > 0.0 ? sqrt((double)b->count) / norm : 0.0;
     }
     test_drop(rotated);
@@ -569,7 +569,7 @@ static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b,
 
 static void update_bases(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g)
 {
-    double beta = c->shampoo_beta < 0.0 ? c->beta2 : c->shampoo_beta;
+    double beta = c->soap.shampoo_beta < 0.0 ? c->beta2 : c->soap.shampoo_beta;
     for (int32_t k = 0; k < r->order; k++) {
         if (b->factor[k] == NULL) {
             continue;
@@ -609,9 +609,9 @@ static void ortho_coefficients(const tch_optim_config *config, bool longs, int32
                                        {3.9487, -2.9089, 0.5518},   {3.3184, -2.4885, 0.5100},
                                        {2.3007, -1.6689, 0.4188},   {1.875, -1.25, 0.375}};
     static const double muon[3] = {3.4445, -4.7750, 2.0315};
-    const double *own = config->muon_coefficients;
+    const double *own = config->muon.ns_coefficients;
     step = longs ? 5 : step;
-    if (config->muon_method == TCH_ORTHO_MUON) {
+    if (config->muon.method == TCH_ORTHO_MUON) {
         memcpy(k, own[0] != 0.0 || own[1] != 0.0 || own[2] != 0.0 ? own : muon, sizeof muon);
         return;
     }
@@ -655,9 +655,9 @@ static void orthogonalize(const tch_optim_config *config, int32_t narrow, int64_
     } else {
         memcpy(short_side, x, (size_t)(m * n) * sizeof *x);
     }
-    bool minimax = config->muon_method == TCH_ORTHO_MINIMAX;
+    bool minimax = config->muon.method == TCH_ORTHO_MINIMAX;
     bool longs = minimax && !narrow;
-    int32_t steps = config->muon_steps > 0 ? config->muon_steps : minimax ? REF_LONG_STEPS : 5;
+    int32_t steps = config->muon.ns_steps > 0 ? config->muon.ns_steps : minimax ? REF_LONG_STEPS : 5;
     steps += minimax && narrow ? 2 : 0; /* of Polar Express, for as many as there would be */
     for (int32_t step = 0; step < steps; step++) {
         if (longs && step < REF_LONG_STEPS) {
@@ -680,10 +680,10 @@ static double muon_rate(const ref_optim *r, const tch_optim_config *c)
 {
     double m = (double)r->dims[r->by_columns ? 1 : 0];
     double n = (double)r->count / m;
-    if (c->muon_lr == TCH_MUON_LR_ORIGINAL) {
+    if (c->muon.adjust_lr_fn == TCH_ADJUST_LR_ORIGINAL) {
         return c->lr * sqrt(fmax(1.0, m / n));
     }
-    return c->muon_lr == TCH_MUON_LR_MATCH_RMS_ADAMW ? c->lr * 0.2 * sqrt(fmax(m, n)) : c->lr;
+    return c->muon.adjust_lr_fn == TCH_ADJUST_LR_MATCH_RMS_ADAMW ? c->lr * 0.2 * sqrt(fmax(m, n)) : c->lr;
 }
 
 /* Row by row of the tensor, with its second moment in b->square; element j of row i lies at (i, j) of memory or (j,

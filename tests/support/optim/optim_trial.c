@@ -14,16 +14,16 @@ tch_optim_config trial_config(tch_optim_kind kind)
     tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.02;
     c.weight_decay = 0.05;
-    c.precision = TCH_PRECISION_HIGHEST;
-    c.precondition_frequency = 3;
-    c.stagger = 0;
+    c.numerics.precision = TCH_PRECISION_HIGHEST;
+    c.shampoo.precondition_frequency = 3;
+    c.shampoo.stagger = 0;
     if (kind == TCH_OPTIM_SGD) {
         c.momentum = 0.9;
     }
     if (kind == TCH_OPTIM_SHAMPOO) {
         c.beta2 = 0.95;
-        c.relative_eps = 1e-3;
-        c.root_method = TCH_ROOT_EIGEN;
+        c.numerics.damping = 1e-3;
+        c.numerics.method = TCH_ROOT_EIGEN;
     }
     return c;
 }
@@ -121,10 +121,10 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
 /* What the header says of a scalar_lr that is not given. */
 static void fill_in_scalar_lr(tch_optim_config *c)
 {
-    bool of_muons_size = ref_orthogonalizes(c->kind) && c->muon_lr != TCH_MUON_LR_MATCH_RMS_ADAMW;
-    if (c->scalar_lr == 0.0 && of_muons_size) {
-        c->scalar_base_lr = 1.0;
-        c->scalar_lr = 0.3;
+    bool of_muons_size = ref_orthogonalizes(c->kind) && c->muon.adjust_lr_fn != TCH_ADJUST_LR_MATCH_RMS_ADAMW;
+    if (c->adamw.lr == 0.0 && of_muons_size) {
+        c->adamw.base_lr = 1.0;
+        c->adamw.lr = 0.3;
     }
 }
 
@@ -133,12 +133,12 @@ static void make_group(trial *t, const tch_optim_config *config, int32_t count, 
 {
     CHECK(t->groups < TRIAL_MOST_GROUPS && t->count + count <= TRIAL_MOST_PARAMETERS, "the trial is too large");
     t->configs[t->groups] = *config;
-    t->configs[t->groups].scalar_base_lr = config->scalar_base_lr > 0.0 ? config->scalar_base_lr : config->lr;
+    t->configs[t->groups].adamw.base_lr = config->adamw.base_lr > 0.0 ? config->adamw.base_lr : config->lr;
     fill_in_scalar_lr(&t->configs[t->groups]);
     for (int32_t i = 0; i < count; i++) {
         trial_parameter *p = &t->parameters[t->count + i];
         make_parameter(t, p, &shapes[i], t->groups);
-        entries[i] = (tch_parameter){.tensor = &p->tensor, .elementwise = shapes[i].elementwise};
+        entries[i] = (tch_parameter){.tensor = &p->tensor, .use_adamw = shapes[i].elementwise};
     }
     t->count += count;
     t->groups++;
@@ -395,7 +395,7 @@ void trial_replace_optimizer(trial *t, const tch_optim_config *config)
     tch_parameter entries[TRIAL_MOST_PARAMETERS];
     for (int32_t i = 0; i < t->count; i++) {
         const trial_parameter *p = &t->parameters[i];
-        entries[i] = (tch_parameter){.tensor = (tch_tensor *)&p->tensor, .elementwise = p->shape.elementwise};
+        entries[i] = (tch_parameter){.tensor = (tch_tensor *)&p->tensor, .use_adamw = p->shape.elementwise};
     }
     tch_optimizer_destroy(t->optimizer);
     t->optimizer = NULL;
@@ -450,11 +450,11 @@ void trial_for_every_kind(tch_context *context, const char *what, void (*check)(
 
 void trial_set_config(trial *t, int32_t group, const tch_optim_config *config)
 {
-    double base = t->configs[group].scalar_base_lr;
-    bool brings = config->scalar_lr != t->configs[group].scalar_lr;
+    double base = t->configs[group].adamw.base_lr;
+    bool brings = config->adamw.lr != t->configs[group].adamw.lr;
     t->configs[group] = *config;
-    if (config->scalar_base_lr == 0.0) {
-        t->configs[group].scalar_base_lr = brings ? config->lr : base;
+    if (config->adamw.base_lr == 0.0) {
+        t->configs[group].adamw.base_lr = brings ? config->lr : base;
     }
     fill_in_scalar_lr(&t->configs[group]);
     CHECK_OK(tch_optimizer_set_config(t->optimizer, group, config));
