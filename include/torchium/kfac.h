@@ -10,15 +10,15 @@
  *         tch_kfac_precondition(kfac, lr, 2 * count, gradients);      // in place; then any optimizer's step
  *     }
  *
- * Of each layer, linear or convolution, two factors are kept as moving averages, A = E[a a'] of its inputs (with a 1
- * for the bias) and G = E[g g'] of its output gradients, and from them, at a refresh, what preconditions: G^-1 grad
+ * For each linear or convolution layer KFAC keeps moving averages of two factors, A = E[a a'] of the inputs (with a 1
+ * for the bias) and G = E[g g'] of the output gradients. A refresh computes the preconditioner from them: G^-1 grad
  * A^-1 with factored damping, or Q_G' [(Q_G grad Q_A') / (l_G l_A' + damping)] Q_A in the factors' eigenbases Q
- * (eigenvectors as rows), where EKFAC puts the mean squares of the gradient's own coordinates in place of l_G l_A'.
- * Factors of equal shape are refreshed together, in batches. To factored damping 2 u times the factor's trace is added,
- * u being the roundoff of its type: below that a factor is rounding.
+ * (eigenvectors as rows); EKFAC replaces l_G l_A' with the mean squares of the gradient's coordinates in that basis.
+ * Factors of equal shape are refreshed in batches. Factored damping is increased by 2 u trace(factor), u the unit
+ * roundoff: rounding errors are of that size.
  *
- * Nothing waits for the device but where said, and nothing allocates after the first step. A non-finite input never
- * reaches a factor; a refresh that fails keeps the last good one. */
+ * Calls synchronize only where stated, and allocate nothing after the first step. A non-finite input never reaches a
+ * factor; a failed refresh keeps the previous result. */
 #ifndef TORCHIUM_KFAC_H
 #define TORCHIUM_KFAC_H
 
@@ -48,11 +48,11 @@ typedef struct tch_kfac_config {
     tch_kfac_method method;
     tch_sharing sharing;
     double damping;      /* (step) > 0 */
-    double factor_decay; /* (step) of the moving averages, 0 to 1; 1 with use_bias_correction is the mean of all */
-    double kl_clip; /* (step) gradients are scaled by min(1, sqrt(kl_clip / |lr^2 sum of <new, old>|)), decided on the
-                                device over all layers; 0 leaves it out */
-    int32_t use_bias_correction; /* averages weigh what was seen only; otherwise factors begin at the unit matrix */
-    int32_t accumulation_steps;  /* (step) calls of tch_kfac_observe per layer and step that are averaged, at least 1 */
+    double factor_decay; /* (step) of the moving averages, 0 to 1; 1 with use_bias_correction: the mean of all */
+    double kl_clip; /* (step) gradients are scaled by min(1, sqrt(kl_clip / |lr^2 sum of <new, old>|)), computed on the
+                                device over all layers; 0: off */
+    int32_t use_bias_correction; /* of the moving averages; without it factors start at the identity */
+    int32_t accumulation_steps;  /* (step) calls of tch_kfac_observe per layer and step, which are averaged */
     tch_dtype factor_dtype;      /* float32 or float64 */
 } tch_kfac_config;
 #define TCH_KFAC_CONFIG_INIT                                                                                           \
@@ -72,13 +72,12 @@ TCH_BEGIN_DECLS
 
 /* `setup` may be NULL; its placements are not used.
  *
- * With a group in setup->comm its ranks share one KFAC, for replicas of a model: each layer has an owner, chosen by the
- * cost of its refresh, which alone refreshes it and keeps the result, and preconditioned gradients are gathered; under
- * EKFAC bases are, which every rank needs. Factors are local to a rank, of the samples that it sees: average them
- * before a refresh if that is wanted. Given equal factors and gradients, results are those of one process to the bit
- * on a CPU. tch_kfac_refresh and tch_kfac_precondition are collectives, and ranks call them with gradients of the same
- * layers. The state of a rank has "NAME/..._inverse", "..._basis" and "..._values" of the layers it owns. The group
- * lives until tch_kfac_destroy. */
+ * The ranks of setup->comm share one KFAC for a replicated model. Each layer has an owner, balanced by the cost of
+ * refreshes, that refreshes it and keeps the result; preconditioned gradients are gathered, or for EKFAC the bases,
+ * which every rank needs. Factors are local, of the rank's samples: average them before a refresh if needed. With equal
+ * factors and gradients, results on a CPU are bitwise those of one process. tch_kfac_refresh and tch_kfac_precondition
+ * are collectives, and ranks call them with gradients of the same layers. The state of a rank has "NAME/..._inverse",
+ * "..._basis" and "..._values" of the layers it owns. The group lives until tch_kfac_destroy. */
 TCH_API tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, const tch_optim_setup *setup,
                                    int32_t count, const tch_kfac_layer *layers, tch_kfac **kfac);
 /* Waits for the device. NULL is allowed. */
@@ -86,51 +85,51 @@ TCH_API void tch_kfac_destroy(tch_kfac *kfac);
 
 TCH_API int32_t tch_kfac_layer_count(const tch_kfac *kfac);
 TCH_API tch_status tch_kfac_get_config(const tch_kfac *kfac, tch_kfac_config *config);
-/* Changes what is marked (step); anything else is an error that names it. */
+/* Changes the fields marked (step); a change of any other is an error that names it. */
 TCH_API tch_status tch_kfac_set_config(tch_kfac *kfac, const tch_kfac_config *config);
 
-/* The factors of one layer see one more batch: its input and the gradient of the sum of the samples' losses with
- * respect to its output, as in grad.h; the gradient is multiplied by `scale`, the number of samples where the loss is
- * their mean. `grad_scale`, one float32 on the device or NULL, is the loss scale of mixed precision, by which it is
- * divided. The two may differ in dtype. Under EKFAC the scales see the batch too once there is a basis: they begin at
- * each refresh at l_G l_A' and are a moving average from there. An observation that is not finite changes nothing, and
- * neither does a batch of no samples. After TCH_ERR_OUT_OF_MEMORY nothing has changed; after an error of the device
- * KFAC is marked failed, and every later call says so. */
+/* Updates the factors of a layer with a batch: its input and the gradient of the sum of the samples' losses with
+ * respect to its output, as in grad.h. The gradient is multiplied by `scale`, the number of samples if the loss is
+ * their mean, and divided by `grad_scale`, the loss scale of mixed precision, one float32 on the device or NULL. The
+ * two may differ in dtype. EKFAC also updates the scales once there is a basis: a refresh sets them to l_G l_A', and
+ * they are a moving average from there. A non-finite observation and a batch without samples change nothing. After
+ * TCH_ERR_OUT_OF_MEMORY nothing has changed; after an error of the device KFAC is marked failed, and every later call
+ * says so. */
 TCH_API tch_status tch_kfac_observe(tch_kfac *kfac, int32_t layer, const tch_tensor *input,
                                     const tch_tensor *output_gradient, double scale, const tch_tensor *grad_scale);
 
-/* Inverses or eigenbases anew for every layer that has been observed. What fails keeps what it had; see `failed` below.
- * May be called again after TCH_ERR_OUT_OF_MEMORY. */
+/* Recomputes inverses or eigenbases of every observed layer. A layer that fails keeps the previous ones; see `failed`
+ * below. May be called again after TCH_ERR_OUT_OF_MEMORY. */
 TCH_API tch_status tch_kfac_refresh(tch_kfac *kfac);
 
-/* Preconditions in place: gradients of weight and bias of each layer in turn, 2 count of them, NULL for a bias that is
- * not there; a layer whose weight's entry is NULL is left out, and so is one that has never been refreshed. Gradients
- * are those of the weight's shape, any dense layout, float32, float64 or a half type. `lr` counts for kl_clip alone.
+/* Preconditions gradients in place: weight and bias of each layer in turn, 2 count entries, NULL for a missing bias.
+ * Layers whose weight entry is NULL or that were never refreshed are skipped. Gradients have the weight's shape, any
+ * dense layout, and are float64, float32, float16 or bfloat16. `lr` is used by kl_clip only.
  * After TCH_ERR_OUT_OF_MEMORY no gradient has changed. */
 TCH_API tch_status tch_kfac_precondition(tch_kfac *kfac, double lr, int32_t count, tch_tensor *const *gradients);
 
 /* === State, memory, statistics ==================================================================================== */
 
-/* Everything that must survive a restart: "NAME/input_factor", "NAME/output_factor", then by method
+/* The state as named tensors: "NAME/input_factor", "NAME/output_factor", then by method
  * "NAME/input_inverse", "NAME/output_inverse", or "NAME/input_basis", "NAME/input_values", ..., "NAME/scales".
  * `parameter` is the layer. */
 TCH_API int32_t tch_kfac_state_count(const tch_kfac *kfac);
 TCH_API tch_status tch_kfac_get_state(tch_kfac *kfac, int32_t index, tch_optim_state *state);
 
-/* What the host counts for a layer: updates of the factors, observations in the step under way, refreshes, updates of
- * the scales. */
+/* The host's counters of a layer: updates of the factors, observations in the current step, refreshes, updates of the
+ * scales. */
 enum { TCH_KFAC_COUNTS = 4 };
 TCH_API tch_status tch_kfac_get_counts(const tch_kfac *kfac, int32_t layer, int64_t counts[TCH_KFAC_COUNTS]);
 TCH_API tch_status tch_kfac_set_counts(tch_kfac *kfac, int32_t layer, const int64_t counts[TCH_KFAC_COUNTS]);
 
 typedef struct tch_kfac_stats {
     size_t struct_size;
-    int64_t observations;  /* since it was made, each layer counted */
-    int64_t refreshes;     /* each layer counted */
-    int64_t failed;        /* layers whose latest refresh failed: a factor was not finite, not positive, or zero */
-    int64_t rejected;      /* observations that were not finite */
+    int64_t observations;  /* counting every layer */
+    int64_t refreshes;     /* counting every layer */
+    int64_t failed;        /* layers whose latest refresh failed: a factor not finite, not positive, or zero */
+    int64_t rejected;      /* non-finite observations */
     double worst_residual; /* of the latest inverses, see tch_inverse_root; 0 for bases */
-    double scale;          /* the factor kl_clip gave last; 1 without it */
+    double scale;          /* the latest factor of kl_clip; 1 without it */
 } tch_kfac_stats;
 #define TCH_KFAC_STATS_INIT                                                                                            \
     {                                                                                                                  \
@@ -139,13 +138,13 @@ typedef struct tch_kfac_stats {
 /* Waits for the device. */
 TCH_API tch_status tch_kfac_get_stats(tch_kfac *kfac, tch_kfac_stats *stats);
 
-/* Bytes of state, before anything is allocated. */
+/* Bytes of state; allocates nothing. */
 TCH_API tch_status tch_kfac_forecast(const tch_kfac_config *config, int32_t count, const tch_kfac_layer *layers,
                                      int64_t *state_bytes);
 
-/* As tch_optimizer_save and tch_optimizer_load. Where ranks share it each adds the layers that it owns, and
- * tch_checkpoint_writer_save_sharded saves them together; tch_kfac_load is then a collective, and a rank that could not
- * open the checkpoint comes with NULL. Any number of ranks, and one process, loads what any other has saved. */
+/* As tch_optimizer_save and tch_optimizer_load. With a group each rank adds the layers that it owns, for
+ * tch_checkpoint_writer_save_sharded, and tch_kfac_load is a collective, to which a rank that could not open the
+ * checkpoint passes NULL. One process and any number of ranks load each other's checkpoints. */
 TCH_API tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const char *prefix);
 TCH_API tch_status tch_kfac_load(tch_kfac *kfac, tch_checkpoint *checkpoint, const char *prefix);
 

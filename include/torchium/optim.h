@@ -11,10 +11,10 @@
  *
  * Parameters are updated in place. They stay the caller's, on the context's device, float32, float64, float16 or
  * bfloat16, in any dense layout (row-major, channels last, transposed). Shampoo, SOAP, Muon and NorMuon take the
- * parameters with at least two dimensions larger than 1; the others get AdamW, in the same optimizer.
+ * parameters with at least two dimensions larger than 1; AdamW updates the others, in the same optimizer.
  *
- * A step never synchronizes and allocates nothing once it has run a few times, and can be captured in a CUDA graph.
- * Results are the same, to the bit, from run to run on the same device. */
+ * A step never synchronizes, allocates nothing after warm-up, and can be captured in a CUDA graph. Results are bitwise
+ * reproducible on the same device. */
 #ifndef TORCHIUM_OPTIM_H
 #define TORCHIUM_OPTIM_H
 
@@ -188,31 +188,30 @@ typedef struct tch_optim_config {
     } numerics;
 } tch_optim_config;
 
-/* One parameter, or one gradient's place in the list. */
+/* One parameter. */
 typedef struct tch_parameter {
     tch_tensor *tensor; /* updated in place; the description is copied, the memory is not */
     const char *name;   /* for state, messages and checkpoints; copied. NULL: "parameterN" */
-    int32_t use_adamw;  /* 1: AdamW for this one, whatever its shape, as for embeddings */
-    /* Several matrices in one tensor, each of which methods with blocks treat as a parameter of its own. The tensor is
-     * then contiguous. */
-    int32_t batch_dims;  /* leading dimensions that only number them: 1 for experts, [E, m, n] */
-    int32_t cut_count;   /* 0, or: the dimension that follows is cut after so many rows each, */
-    const int64_t *cuts; /* as Q, K and V in one weight, or heads; their sum is its size. Copied */
+    int32_t use_adamw;  /* 1: AdamW updates it, whatever its shape, as for embeddings */
+    /* Several matrices in one contiguous tensor, which Shampoo, SOAP, Muon and NorMuon update as separate parameters */
+    int32_t batch_dims;  /* leading batch dimensions: 1 for experts, [E, m, n] */
+    int32_t cut_count;   /* pieces of the next dimension, or 0 */
+    const int64_t *cuts; /* their rows, as Q, K and V in one weight, or heads; they sum to its size. Copied */
 } tch_parameter;
 
-/* A rectangle of a tensor that ranks of a group share, and where it is in what its rank has. */
+/* The rectangle of a sharded tensor that a rank holds, and its position in the local tensor. */
 typedef struct tch_shard {
     int32_t rank;
     int64_t start[TCH_MAX_RANK], size[TCH_MAX_RANK]; /* in the whole tensor */
-    int64_t offset[TCH_MAX_RANK];                    /* where it begins in the rank's own */
+    int64_t offset[TCH_MAX_RANK];                    /* in the rank's local tensor */
 } tch_shard;
 
-/* How a parameter lies among the ranks of a group. All ranks describe it alike. Shards may be empty, uneven, and on
- * several ranks at once; each element is on one rank at least. */
+/* How a parameter is distributed over a group; the same on all ranks. Shards may be empty, uneven or replicated; every
+ * element is on at least one rank. */
 typedef struct tch_placement {
     size_t struct_size;
     int32_t ndim;         /* of the whole tensor */
-    const int64_t *shape; /* the same */
+    const int64_t *shape; /* of the whole tensor */
     int32_t count;        /* of shards; 0: every rank has the whole tensor, and the same gradient */
     const tch_shard *shards;
 } tch_placement;
@@ -221,8 +220,8 @@ typedef struct tch_placement {
         sizeof(tch_placement), 0, NULL, 0, NULL                                                                        \
     }
 
-/* Where the state's memory comes from, when not from the context's pool. The library asks for a few large chunks and
- * gives them back when the optimizer is destroyed. Memory is on the context's device, aligned to 256 bytes. */
+/* Allocates the state instead of the context's pool: a few large chunks on the context's device, aligned to 256 bytes,
+ * which are released when the optimizer is destroyed. */
 typedef struct tch_state_allocator {
     size_t struct_size; /* sizeof(tch_state_allocator) */
     tch_status (*allocate)(void *user, int64_t bytes, void **pointer);
@@ -230,19 +229,16 @@ typedef struct tch_state_allocator {
     void *user;
 } tch_state_allocator;
 
-/* What an optimizer is made with besides its configuration; NULL or 0 for each is the default. It is copied; comm and
- * placements are what the ranks of a group need.
+/* Further arguments of tch_optimizer_create; NULL or 0 for each is the default. Copied.
  *
- * With `comm`, the ranks of that group divide the work and the state; it outlives the optimizer. Each rank makes the
- * same call with its own part of the same parameters. `placements` has one entry for each parameter; NULL: every rank
- * has every parameter whole, as in data parallel training. A group of one rank that has every parameter as one shard is
- * not used at all.
+ * The ranks of `comm`, which must outlive the optimizer, divide the work and the state. Each rank makes the same call
+ * with its part of the same parameters. `placements` has one entry per parameter; NULL: every parameter is replicated,
+ * as in data-parallel training. A group of one rank that holds every parameter as one shard is not used.
  *
- * The number of ranks does not change the mathematics: equal gradients give equal updates, on any rank. Every
- * rank then calls tch_optimizer_step with its gradients, for the shards it has; a rank without elements of a parameter
- * passes its empty gradient, not NULL. Ranks that come with different models, options or gradients (one missing where
- * others have it) all get TCH_ERR_COMM, and nothing is changed. After a failure of the group the optimizer is marked
- * failed. */
+ * The number of ranks does not change the mathematics. tch_optimizer_step is a collective: each rank passes the
+ * gradients of its shards, an empty gradient, not NULL, for a parameter of which it has no elements. If ranks disagree
+ * about the model, the options or which gradients exist, all get TCH_ERR_COMM and nothing changes. After a failure of
+ * the group the optimizer is marked failed. */
 typedef struct tch_optim_setup {
     size_t struct_size;
     tch_comm *comm;
@@ -256,23 +252,23 @@ typedef struct tch_optim_setup {
 
 TCH_BEGIN_DECLS
 
-/* The defaults of a kind; those of SGD for a number that is none. */
+/* The defaults of a kind; those of SGD for an invalid kind. */
 TCH_API tch_optim_config tch_optim_defaults(tch_optim_kind kind);
 
-/* "sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"; NULL for a number that is none. And back: -1 for a name
- * that is none. */
+/* "sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"; NULL for an invalid kind. The inverse returns -1 for an
+ * unknown name. */
 TCH_API const char *tch_optim_kind_name(tch_optim_kind kind);
 TCH_API int32_t tch_optim_kind_parse(const char *name);
 
-/* === Making one =================================================================================================== */
+/* === Creation ===================================================================================================== */
 
 /* An optimizer with one group of `count` parameters, 0 allowed. The context must outlive it. `setup` may be NULL. */
 TCH_API tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config,
                                         const tch_optim_setup *setup, int32_t count, const tch_parameter *parameters,
                                         tch_optimizer **optimizer);
 
-/* Another group, of the same kind, also during training. Its parameters are numbered after those there
- * are. `placements` as in tch_optim_setup; `group`, its number, may be NULL. */
+/* Adds a group of the same kind, also during training. Its parameters are numbered after the existing ones.
+ * `placements` as in tch_optim_setup; `group` receives the group's number and may be NULL. */
 TCH_API tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
                                            const tch_parameter *parameters, const tch_placement *placements,
                                            int32_t *group);
@@ -282,74 +278,71 @@ TCH_API void tch_optimizer_destroy(tch_optimizer *optimizer);
 
 /* === Stepping ===================================================================================================== */
 
-/* One step. `gradients` has one entry for every parameter of all groups, in order; NULL for a parameter that has none
- * this time, which then stays as it is with all its state. A gradient has its parameter's shape, any layout, and its
- * dtype; for a float32 parameter float16 and bfloat16 too. Gradients are not changed.
+/* One step. `gradients` has one entry for every parameter of all groups, in order; NULL leaves the parameter and its
+ * state unchanged. A gradient has its parameter's shape, any layout, and its dtype; a float32 parameter also takes
+ * float16 and bfloat16 gradients. Gradients are not modified.
  *
- * After an error of the caller's nothing has changed. After an error of the device the optimizer is marked failed, and
- * every later step says so. */
+ * After a caller's error nothing has changed. After a device error the optimizer is marked failed, and later steps
+ * return that error. */
 TCH_API tch_status tch_optimizer_step(tch_optimizer *optimizer, int32_t count, const tch_tensor *const *gradients);
 
-/* The same with loss scaling, see amp.h: gradients are divided by the number in `grad_scale`, and nothing changes where
- * the one in `found_inf` is not 0. Both float32 with one element on the device; either may be NULL. */
+/* The same with loss scaling, see amp.h: gradients are divided by `grad_scale`, and the step is skipped if `found_inf`
+ * is not 0. Both are float32 with one element on the device; either may be NULL. */
 TCH_API tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count,
                                              const tch_tensor *const *gradients, const tch_tensor *grad_scale,
                                              const tch_tensor *found_inf);
 
-/* === Groups and their numbers ===================================================================================== */
+/* === Groups and hyperparameters ================================================================================== */
 
 TCH_API int32_t tch_optimizer_group_count(const tch_optimizer *optimizer);
 TCH_API int32_t tch_optimizer_parameter_count(const tch_optimizer *optimizer);
 
-/* A group's configuration as it is now. */
+/* A group's current configuration. */
 TCH_API tch_status tch_optimizer_get_config(const tch_optimizer *optimizer, int32_t group, tch_optim_config *config);
 
-/* Changes a group's numbers, those marked (step); a change of anything else is an error that names it. */
+/* Changes the fields marked (step) of a group; a change of any other is an error that names it. */
 TCH_API tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, const tch_optim_config *config);
 
 /* Sets lr; AdamW's learning rate follows, see adamw.lr. */
 TCH_API tch_status tch_optimizer_set_lr(tch_optimizer *optimizer, int32_t group, double lr);
 
-/* A learning rate that lives on the device, float32 or float64 with one element, read at every step from now on; NULL
- * returns to the number in the configuration. AdamW's learning rate follows it too. */
+/* A learning rate on the device, float32 or float64 with one element, which every later step reads; NULL returns to
+ * that of the configuration. AdamW's learning rate follows it. */
 TCH_API tch_status tch_optimizer_set_lr_tensor(tch_optimizer *optimizer, int32_t group, const tch_tensor *lr);
 
-/* Moves a parameter to other memory: same shape, dtype and layout. Its state stays. */
+/* Replaces a parameter's memory: same shape, dtype and layout. Its state stays. */
 TCH_API tch_status tch_optimizer_set_parameter(tch_optimizer *optimizer, int32_t parameter, tch_tensor *tensor);
 
 /* === State, memory, statistics ==================================================================================== */
 
 typedef struct tch_optim_state {
     size_t struct_size;
-    const char *name;   /* "layer1.weight/exp_avg", "layer1.weight/factor.0.1": parameter / what . block . dimension */
-    int32_t parameter;  /* whose it is */
-    tch_tensor *tensor; /* a view, valid as long as the optimizer */
+    const char *name; /* "layer1.weight/exp_avg", "layer1.weight/factor.0.1": parameter / what . block . dimension */
+    int32_t parameter;
+    tch_tensor *tensor; /* a view; valid while the optimizer exists */
 } tch_optim_state;
 #define TCH_OPTIM_STATE_INIT                                                                                           \
     {                                                                                                                  \
         sizeof(tch_optim_state), NULL, 0, NULL                                                                         \
     }
 
-/* Everything that must survive a restart, as named tensors: what a checkpoint holds, together with the number of
- * steps. */
+/* The state as named tensors: what a checkpoint holds, with the counts below. */
 TCH_API int32_t tch_optimizer_state_count(const tch_optimizer *optimizer);
 TCH_API tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_optim_state *state);
 
-/* What the host counts for one parameter beside those tensors, for a caller who copies them himself: the steps of the
- * optimizer, the steps taken with this parameter, and for each of its factors a number that says how often a refresh
- * failed and the intervals of adaptive refresh. With the
- * tensors and the counts of every parameter in its place a new optimizer, made from the same parameters, goes on bit
- * for bit. */
+/* The host's counters of one parameter, for callers who save the state themselves: steps of the optimizer, steps with
+ * a gradient for this parameter, and for each factor its failed refreshes and refresh interval in one number. A new
+ * optimizer with the same parameters continues bit for bit from the tensors and counters of all parameters. */
 TCH_API int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter); /* 0 if there is none */
 TCH_API tch_status tch_optimizer_get_counts(tch_optimizer *optimizer, int32_t parameter, int64_t length,
                                             int64_t *counts);
 
-/* After the parameter's tensors: its clock is read. Waits for the device. */
+/* Call it after restoring the parameter's tensors: it reads the step count. Waits for the device. */
 TCH_API tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter, int64_t length,
                                             const int64_t *counts);
 
-/* A block with a second-order method as the ranks of a group divide them: on every rank the same list. Dimensions are
- * those of the parameter after merging, outermost first. */
+/* A preconditioned block and the rank that owns it; the same list on every rank. Dimensions are those of the parameter
+ * after merging, outermost first. */
 typedef struct tch_optim_tile {
     size_t struct_size;
     int32_t parameter, number; /* as in the names of its state */
@@ -364,19 +357,18 @@ typedef struct tch_optim_tile {
             0                                                                                                          \
         }                                                                                                              \
     }
-TCH_API int64_t tch_optimizer_tile_count(const tch_optimizer *optimizer); /* 0 where it is not shared */
+TCH_API int64_t tch_optimizer_tile_count(const tch_optimizer *optimizer); /* 0 without a group */
 TCH_API tch_status tch_optimizer_get_tile(const tch_optimizer *optimizer, int64_t index, tch_optim_tile *tile);
 
 typedef struct tch_optim_memory {
     size_t struct_size;
-    int64_t state;   /* bytes that stay: moments, factors, roots, master copies */
-    int64_t scratch; /* bytes a step keeps for itself while the optimizer lives */
-    int64_t refresh; /* bytes of the context's workspace that a refresh takes */
-    int64_t blocks;  /* matrices with a second-order method, after blocking */
-    int64_t factors; /* of them */
-    /* On a GPU, bytes of the driver for steps that are recorded, outside of any pool. The driver does not tell: an
-     * estimate by the number of kernels, which a forecast estimates as well, from above. It grows to it in the first
-     * steps. */
+    int64_t state;   /* bytes of moments, factors, roots and master copies */
+    int64_t scratch; /* bytes of step buffers, held while the optimizer exists */
+    int64_t refresh; /* bytes of the context's workspace that a refresh uses */
+    int64_t blocks;  /* preconditioned matrices, after blocking */
+    int64_t factors; /* of these blocks */
+    /* On a GPU, bytes the driver needs for recorded steps, outside any pool: an estimate from the number of kernels,
+     * of which a forecast has an upper bound. Reached within the first steps. */
     int64_t recorded;
 } tch_optim_memory;
 #define TCH_OPTIM_MEMORY_INIT                                                                                          \
@@ -384,20 +376,20 @@ typedef struct tch_optim_memory {
         sizeof(tch_optim_memory), 0, 0, 0, 0, 0, 0                                                                     \
     }
 
-/* What an optimizer would take, before anything is allocated; the tensors' data may be NULL. */
+/* The memory an optimizer would use; allocates nothing, and the tensors' data may be NULL. */
 TCH_API tch_status tch_optim_forecast(tch_context *context, const tch_optim_config *config, int32_t count,
                                       const tch_parameter *parameters, tch_optim_memory *memory);
 
-/* What this one takes. */
+/* The memory this optimizer uses. */
 TCH_API tch_status tch_optimizer_get_memory(tch_optimizer *optimizer, tch_optim_memory *memory);
 
 typedef struct tch_optim_stats {
     size_t struct_size;
-    int64_t steps;         /* asked for */
-    int64_t skipped;       /* of them, by a gradient that was not finite or by loss scaling */
-    int64_t refreshes;     /* of roots or bases, each factor counted */
-    int64_t failed;        /* factors whose latest refresh failed; they go on with their last good root */
-    double worst_residual; /* the largest certificate among the latest roots; see tch_inverse_root */
+    int64_t steps;         /* calls of tch_optimizer_step */
+    int64_t skipped;       /* of these, for a non-finite gradient or by loss scaling */
+    int64_t refreshes;     /* of roots or bases, counting every factor */
+    int64_t failed;        /* factors whose latest refresh failed and which keep their previous root */
+    double worst_residual; /* the largest residual of the latest roots; see tch_inverse_root */
     /* Of the factors that were refreshed since the optimizer was made or loaded, on this rank, in steps: */
     int64_t refreshed_factors;
     double interval_mean, interval_max;   /* from one refresh to the next, as scheduled now */
@@ -408,27 +400,25 @@ typedef struct tch_optim_stats {
         sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0.0, 0.0                                                \
     }
 
-/* Waits for the device, and changes nothing: a factor whose refresh failed gets ten times the relative damping at its
- * next one, and goes over to the eigen method if that fails too, whether anybody looks or not. */
+/* Waits for the device; changes nothing. (A factor whose refresh failed gets ten times the relative damping at the next
+ * one and the eigen method if that fails too, whether or not this is called.) */
 TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *stats);
 
 /* === Checkpoints ================================================================================================== */
 
-/* Adds the whole state to a checkpoint being written, under names that begin with `prefix` and a slash, and the
- * hyperparameters to its metadata. The tensors are read when the writer saves: not after the next step.
+/* Adds the state to a writer, under names that begin with `prefix` and a slash, and the hyperparameters as settings.
+ * The writer reads the tensors when it saves: save before the next step.
  *
- * Of an optimizer that ranks share, each adds its part to its own writer, for tch_checkpoint_writer_save_sharded: its
- * tiles, its shards of what is laid out like a parameter, and some of what all ranks have. */
+ * Where ranks share the optimizer, each adds its part to its own writer, for tch_checkpoint_writer_save_sharded: its
+ * tiles, its shards of parameter-like state, and a share of replicated state. */
 TCH_API tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix);
 
-/* Takes the state from an open checkpoint: the same kind, parameters of the same names and shapes. Training goes on bit
- * for bit as it would have on the same device. Hyperparameters marked (step) are taken too. Everything but the tensors'
- * bytes is compared before the first write, and numbers of steps that cannot be are refused; after an error of the
- * device, or a tensor that is not what its checksum says, the optimizer is marked failed.
+/* Loads the state of an optimizer of the same kind, with parameters of the same names and shapes, and the
+ * hyperparameters marked (step). Training on the same device continues bit for bit. Everything but the tensors' bytes
+ * is checked before the first write; after a device error or a wrong checksum the optimizer is marked failed.
  *
- * The checkpoint may come from one process or from any number of ranks, replicated or sharded in any way, and so may
- * the optimizer that loads it. Ranks that share one call this together, and none goes on where another could not load
- * its part: a rank that could not open the checkpoint calls it with NULL, so that the others do not wait. */
+ * One process and any number of ranks, replicated or sharded, load each other's checkpoints. With a group this is a
+ * collective that succeeds on all ranks or none: a rank that could not open the checkpoint passes NULL. */
 TCH_API tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix);
 
 TCH_END_DECLS
