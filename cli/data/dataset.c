@@ -42,7 +42,7 @@ bool dataset_allocate(dataset *data, dataset_error *error)
     }
     if (!countable || data->features == NULL || data->labels == NULL) {
         double bytes = 4.0 * (double)data->rows * ((double)data->cols + 1.0);
-        dataset_fail(error, "out of memory: a data set of %lld rows and %lld columns takes %.3g bytes",
+        dataset_fail(error, "out of memory: a data set of %lld rows and %lld columns needs %.3g bytes",
                      (long long)data->rows, (long long)data->cols, bytes);
         dataset_release(data);
         return false;

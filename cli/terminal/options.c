@@ -144,10 +144,10 @@ static bool read_real(const option_spec *spec, const char *text)
 static options_result report_wrong_number(const option_table *table, const option_spec *spec, const char *text)
 {
     if (spec->kind == OPTION_INTEGER) {
-        output_usage(table->command, "%s takes a whole number from %.0f to %.0f, not '%s'", spec->name, spec->least,
+        output_usage(table->command, "%s must be an integer from %.0f to %.0f, not '%s'", spec->name, spec->least,
                      spec->most, text);
     } else {
-        output_usage(table->command, "%s takes a number from %.15g to %.15g, not '%s'", spec->name, spec->least,
+        output_usage(table->command, "%s must be a number from %.15g to %.15g, not '%s'", spec->name, spec->least,
                      spec->most, text);
     }
     return OPTIONS_WRONG;
@@ -157,7 +157,7 @@ static options_result store_value(const option_table *table, const option_spec *
 {
     bool good = true;
     if (text != NULL && text[0] == '\0' && strcmp(spec->value, "FILE") == 0) {
-        output_usage(table->command, "%s takes the name of a file, not ''", spec->name);
+        output_usage(table->command, "%s must be a file name, not ''", spec->name);
         return OPTIONS_WRONG;
     }
     switch (spec->kind) {

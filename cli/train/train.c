@@ -103,8 +103,8 @@ static int train_run_whole(train_session *session, train_run *run)
         if (run->step % plan->log_every == 0 || run->step == plan->steps) {
             status = measure_run(session, run);
         }
-        bool due = plan->checkpoint_every > 0 && run->step % plan->checkpoint_every == 0;
-        if (status == CLI_OK && due && run->step < plan->steps) {
+        bool save_now = plan->checkpoint_every > 0 && run->step % plan->checkpoint_every == 0;
+        if (status == CLI_OK && save_now && run->step < plan->steps) {
             train_outputs_save(session, run);
         }
     }

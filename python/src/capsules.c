@@ -189,8 +189,8 @@ int py_array_import(py_array *array, const py_operand *operand, void *stream)
     int failed = open_capsule(array, operand, capsule);
     Py_DECREF(capsule);
     if (failed) {
-        tch_tensor *const taken = &array->tensor;
-        py_arrays_release(array, &taken, 1);
+        tch_tensor *const tensor = &array->tensor;
+        py_arrays_release(array, &tensor, 1);
     }
     return failed;
 }

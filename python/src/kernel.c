@@ -174,12 +174,12 @@ static int compile_kernel(py_kernel *self, tch_kernel_config *config)
 /* Everything is settled when the object is made, so that there is no half-made one. */
 static int prepare_kernel(py_kernel *self, PyObject *device, PyObject *const *source)
 {
-    kernel_source taken;
-    if (py_take_device(device, "device", &self->device) < 0 || take_source(&taken, source) < 0) {
+    kernel_source given;
+    if (py_take_device(device, "device", &self->device) < 0 || take_source(&given, source) < 0) {
         return -1;
     }
-    int failed = compile_kernel(self, &taken.config);
-    release_source(&taken);
+    int failed = compile_kernel(self, &given.config);
+    release_source(&given);
     return failed;
 }
 
@@ -215,14 +215,14 @@ static int take_extent(PyObject *value, const char *name, int64_t extent[3])
     return py_take_sizes(value, name, 0, INT32_MAX, 1, 3, extent) < 0 ? -1 : 0;
 }
 
-static tch_status follow_stream(py_kernel *self, void *wanted)
+static tch_status follow_stream(py_kernel *self, void *stream)
 {
-    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && wanted == self->stream)) {
+    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && stream == self->stream)) {
         return TCH_OK;
     }
-    tch_status status = tch_context_set_stream(self->context, wanted);
+    tch_status status = tch_context_set_stream(self->context, stream);
     self->has_stream = status == TCH_OK;
-    self->stream = wanted;
+    self->stream = stream;
     return status;
 }
 

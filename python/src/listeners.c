@@ -70,11 +70,11 @@ static int wants_gradient(PyObject *const *tensors, Py_ssize_t count)
     if (records != Py_True) {
         return records != NULL ? 0 : -1;
     }
-    int wanted = 0;
-    for (Py_ssize_t i = 0; wanted == 0 && i < count; i++) {
-        wanted = is_true(tensors[i], names.requires_grad);
+    int required = 0;
+    for (Py_ssize_t i = 0; required == 0 && i < count; i++) {
+        required = is_true(tensors[i], names.requires_grad);
     }
-    return wanted;
+    return required;
 }
 
 static PyObject *recorded(PyObject *module PY_UNUSED, PyObject *const *tensors, Py_ssize_t count)
@@ -86,8 +86,8 @@ static PyObject *recorded(PyObject *module PY_UNUSED, PyObject *const *tensors, 
     if (ordinary != 1) {
         return ordinary == 0 ? Py_NewRef(Py_None) : NULL;
     }
-    int wanted = wants_gradient(tensors, count);
-    return wanted < 0 ? NULL : PyBool_FromLong(wanted);
+    int required = wants_gradient(tensors, count);
+    return required < 0 ? NULL : PyBool_FromLong(required);
 }
 
 /* A tuple of tuples of this many items. */

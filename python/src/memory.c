@@ -146,15 +146,15 @@ static int order_after_filling(const memory *self, PyObject *stream)
 }
 
 /* (device type, index), or None for wherever it is. */
-static int check_device(const memory *self, PyObject *wanted)
+static int check_device(const memory *self, PyObject *requested)
 {
     tch_device device = self->storage->tensor.device;
     int type = device.type;
     int index = device.index;
-    if (wanted == NULL || wanted == Py_None) {
+    if (requested == NULL || requested == Py_None) {
         return 0;
     }
-    if (!PyTuple_Check(wanted) || !PyArg_ParseTuple(wanted, "ii", &type, &index)) {
+    if (!PyTuple_Check(requested) || !PyArg_ParseTuple(requested, "ii", &type, &index)) {
         PyErr_SetString(PyExc_TypeError, "dl_device must be None or a pair of integers");
         return -1;
     }
@@ -167,7 +167,7 @@ static int check_device(const memory *self, PyObject *wanted)
 }
 
 /* Whether the consumer knows DLPack 1. */
-static int takes_versions(PyObject *max_version, bool *result)
+static int supports_versions(PyObject *max_version, bool *result)
 {
     int major = 0;
     int minor = 0;
@@ -189,7 +189,7 @@ static PyObject *memory_dlpack(PY_ARGUMENTS)
         PyErr_SetString(PyExc_BufferError, "copy must be None or False: the memory is handed out, not copied");
         return NULL;
     }
-    if (takes_versions(v[1], &versions) < 0 || check_device(self, v[2]) < 0 || order_after_filling(self, v[0]) < 0) {
+    if (supports_versions(v[1], &versions) < 0 || check_device(self, v[2]) < 0 || order_after_filling(self, v[0]) < 0) {
         return NULL;
     }
     return make_capsule(self->storage, versions);

@@ -46,12 +46,12 @@ py_shape py_shape_gram(const tch_tensor *a, bool transpose)
 
 py_shape py_shape_product(const tch_tensor *a, const tch_tensor *b)
 {
-    const tch_tensor *wide = a->ndim >= b->ndim ? a : b, *narrow = wide == a ? b : a;
-    py_shape shape = py_shape_matrices(wide, rows_of(a), columns_of(b));
-    bool fits = narrow->ndim >= 2 && columns_of(a) == rows_of(b);
-    for (int32_t i = 0; fits && i < narrow->ndim - 2; i++) {
-        int64_t size = narrow->shape[i];
-        int64_t *both = &shape.sizes[wide->ndim - narrow->ndim + i];
+    const tch_tensor *longer = a->ndim >= b->ndim ? a : b, *shorter = longer == a ? b : a;
+    py_shape shape = py_shape_matrices(longer, rows_of(a), columns_of(b));
+    bool fits = shorter->ndim >= 2 && columns_of(a) == rows_of(b);
+    for (int32_t i = 0; fits && i < shorter->ndim - 2; i++) {
+        int64_t size = shorter->shape[i];
+        int64_t *both = &shape.sizes[longer->ndim - shorter->ndim + i];
         fits = *both == size || *both == 1 || size == 1;
         *both = *both == 1 ? size : *both;
     }

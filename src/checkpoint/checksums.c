@@ -81,7 +81,7 @@ tch_status tchi_header_note(tchi_header *header, const char *path, const tchi_se
     }
     *is_checksum = strcmp(setting->key, TCHI_CHECKSUM_KEY) == 0;
     if (*is_checksum && header->noted_header != NULL) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: the setting \"%s\" is there twice", path, TCHI_CHECKSUM_KEY);
+        return tchi_fail(TCH_ERR_IO, "%.600s: the setting \"%s\" occurs twice", path, TCHI_CHECKSUM_KEY);
     }
     header->noted_header = *is_checksum ? setting->value : header->noted_header;
     return TCH_OK;
@@ -97,13 +97,12 @@ static tch_status give_checksum(tchi_header *header, const char *path, const tch
 {
     int64_t number = tchi_names_find(&header->names, noted->key);
     if (number < 0) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: there is a checksum of \"%s\", and no such tensor", path,
+        return tchi_fail(TCH_ERR_IO, "%.600s: there is a checksum of \"%s\", but no such tensor", path,
                          tchi_quote(noted->key).text);
     }
     tchi_stored *stored = (tchi_stored *)header->tensors.items + number;
     if (stored->has_checksum) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: the checksum of \"%s\" is there twice", path,
-                         tchi_quote(noted->key).text);
+        return tchi_fail(TCH_ERR_IO, "%.600s: the checksum of \"%s\" occurs twice", path, tchi_quote(noted->key).text);
     }
     stored->has_checksum = true;
     return parse_checksum(noted->value, &stored->checksum) ? TCH_OK : no_checksum(path, noted->key, noted->value);

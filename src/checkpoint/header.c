@@ -136,7 +136,7 @@ static tch_status read_setting(tchi_json *json, tchi_header *header)
         return TCH_OK;
     }
     if (tchi_names_find(&header->keys, setting.key) >= 0) {
-        return tchi_json_fail(json, "the setting \"%s\" is there twice", tchi_quote(setting.key).text);
+        return tchi_json_fail(json, "the setting \"%s\" occurs twice", tchi_quote(setting.key).text);
     }
     TCHI_TRY(tchi_list_add(&header->settings, &setting));
     return tchi_names_add(&header->keys, setting.key, header->settings.count - 1);
@@ -198,7 +198,7 @@ static tch_status read_members(tchi_json *json, tchi_header *header, int64_t dat
             continue;
         }
         if (settings_seen) {
-            return tchi_json_fail(json, "\"%s\" is there twice", TCHI_SETTINGS_NAME);
+            return tchi_json_fail(json, "\"%s\" occurs twice", TCHI_SETTINGS_NAME);
         }
         settings_seen = true;
         TCHI_TRY(read_settings(json, header));

@@ -127,7 +127,7 @@ static tch_status parse_index(const char *path, tchi_index_text *text)
         TCHI_TRY(tchi_json_expect(&json, ':'));
         bool is_map = strcmp(member, "weight_map") == 0;
         if (is_map && seen) {
-            return tchi_json_fail(&json, "\"weight_map\" is there twice");
+            return tchi_json_fail(&json, "\"weight_map\" occurs twice");
         }
         seen = seen || is_map;
         TCHI_TRY(is_map ? read_map(&json, text) : skip_value(&json));
@@ -188,7 +188,7 @@ static tch_status add_tensor(tch_checkpoint *c, const mapped *entry)
     const tch_checkpoint *file = ((tch_checkpoint **)c->files.items)[entry->file];
     int64_t number = tchi_names_find(&file->header.names, entry->tensor);
     if (number < 0) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: the index %.600s says that it has \"%s\", and it has not", file->path,
+        return tchi_fail(TCH_ERR_IO, "%.600s: the index %.600s lists \"%s\", which it does not have", file->path,
                          c->path, tchi_quote(entry->tensor).text);
     }
     if (tchi_names_find(&h->names, entry->tensor) >= 0) {

@@ -180,7 +180,7 @@ tch_status tchi_json_integer(tchi_json *json, int64_t *value)
     skip_space(json);
     int64_t start = json->at;
     if (!digit_at(json)) {
-        return tchi_json_fail(json, "expected a whole number that is not negative, %s", found(json, text));
+        return tchi_json_fail(json, "expected a nonnegative integer, %s", found(json, text));
     }
     *value = 0;
     for (; digit_at(json); json->at++) {

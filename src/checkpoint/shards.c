@@ -120,7 +120,7 @@ static tch_status add_shard(tch_checkpoint *c, const char *name, const char *tex
     int64_t shape[TCH_MAX_RANK] = {0};
     char suffix[TCHI_SHARD_SUFFIX_SIZE];
     if (entry.tensor < 0) {
-        return fail_shard(c, name, "is described, and there is no such tensor");
+        return fail_shard(c, name, "is described, but there is no such tensor");
     }
     const tchi_stored *stored = stored_at(c, entry.tensor);
     if (!parse_shard(c, stored, text, shape, entry.start)) {

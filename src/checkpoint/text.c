@@ -92,16 +92,16 @@ tchi_quoted tchi_quote(const char *name)
     size_t used = 0;
     while (room > 0) {
         int length = tchi_utf8_length(name, room);
-        int taken = length > 0 ? length : 1;
-        if (used + (size_t)taken + sizeof rest > TCHI_QUOTE_SIZE) {
+        int bytes = length > 0 ? length : 1;
+        if (used + (size_t)bytes + sizeof rest > TCHI_QUOTE_SIZE) {
             memcpy(quoted.text + used, rest, sizeof rest);
             return quoted;
         }
         bool plain = length > 0 && (unsigned char)name[0] >= 0x20 && name[0] != 0x7f;
-        memcpy(quoted.text + used, plain ? name : "?", plain ? (size_t)taken : 1);
-        used += plain ? (size_t)taken : 1;
-        name += taken;
-        room -= taken;
+        memcpy(quoted.text + used, plain ? name : "?", plain ? (size_t)bytes : 1);
+        used += plain ? (size_t)bytes : 1;
+        name += bytes;
+        room -= bytes;
     }
     quoted.text[used] = '\0';
     return quoted;

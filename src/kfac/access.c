@@ -11,7 +11,7 @@ tch_status tchi_kfac_usable(const tch_kfac *kfac, const char *function)
     }
     if (kfac->failed != TCH_OK) {
         return tchi_fail(kfac->failed,
-                         "%s: an earlier call failed on the device, and the state is not whole; load a checkpoint or "
+                         "%s: an earlier call failed on the device, and the state is incomplete; load a checkpoint or "
                          "make a new one",
                          function);
     }

@@ -1,5 +1,5 @@
 /* Making KFAC: checking its layers, taking the memory, and what the state holds before anything was seen. Everything is
- * checked before anything is taken. */
+ * checked before anything is allocated. */
 #include <stdint.h>
 
 #include "core/allocator.h"

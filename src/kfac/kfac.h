@@ -16,6 +16,7 @@
 #include <torchium/kfac.h>
 
 #include "core/context.h"
+#include "core/saved.h"
 #include "core/tensor.h"
 
 #define TCHI_KFAC_NAME 192                      /* bytes of a layer's name, at most, with its end */
@@ -114,13 +115,7 @@ struct tch_kfac {
 tch_status tchi_kfac_check_config(const char *function, const tch_kfac_config *config);
 /* Refuses changes of what is not marked (step). */
 tch_status tchi_kfac_check_change(const tch_kfac_config *now, const tch_kfac_config *next);
-/* Options by number, for checkpoints: their keys there, NULL past the last one. */
-const char *tchi_kfac_option_key(int32_t index);
-/* A number from elsewhere, called `what` in messages, that is to become option `index`: NaN and what is too large, or
- * no whole number, cannot be set. */
-tch_status tchi_kfac_check_value(const char *what, int32_t index, double value);
-double tchi_kfac_option_get(const tch_kfac_config *config, int32_t index);
-void tchi_kfac_option_set(tch_kfac_config *config, int32_t index, double value);
+extern const tchi_options tchi_kfac_options;
 
 /* --- layout.c */
 /* A layer's own name, or "layerN" in `text`. */

@@ -307,7 +307,7 @@ static tch_status run_pass_on_chunk(tch_kfac *k, const work *w, const chunk *c, 
     return copy_chunk(k, w, c, &y, WRITE);
 }
 
-static bool takes_part(const tch_kfac *k, const work *w, int32_t layer, pass now)
+static bool is_preconditioned(const tch_kfac *k, const work *w, int32_t layer, pass now)
 {
     return w->gradients[2 * (int64_t)layer] != NULL && tchi_kfac_counts(k, layer)[TCHI_REFRESHES] > 0 &&
            (now != MAKE || tchi_kfac_is_mine(k, layer));
@@ -319,7 +319,7 @@ static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_block_
 {
     const int32_t *layers = k->order + block_batch->first;
     chunk c = {.block_batch = block_batch, .layers = layers + first, .unit = k->layers[layers[first]].unit};
-    for (int32_t i = first; i < block_batch->layers && takes_part(k, w, layers[i], now); i++) {
+    for (int32_t i = first; i < block_batch->layers && is_preconditioned(k, w, layers[i], now); i++) {
         int64_t units = c.units + k->layers[layers[i]].groups;
         if (units * elements_of(block_batch) > w->elements) {
             break;

@@ -11,31 +11,13 @@
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/list.h"
+#include "core/saved.h"
 #include "core/status.h"
 
 #include "kfac.h"
 
-#define FULL_NAME (TCHI_KFAC_STATE_NAME + TCHI_KFAC_NAME)
-
 static const char *const kind_value = "kfac";
 static const char counts_name[] = "counts";
-
-static tch_status check_file(const char *function, const void *file, const char *what, const char *prefix)
-{
-    if (file == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, what);
-    }
-    if (prefix == NULL || prefix[0] == '\0' || strlen(prefix) >= TCHI_KFAC_NAME) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: prefix must have 1 to %d bytes", function, TCHI_KFAC_NAME - 1);
-    }
-    return TCH_OK;
-}
-
-static const char *join_name(char *text, const char *prefix, const char *name)
-{
-    snprintf(text, FULL_NAME, "%s/%s", prefix, name);
-    return text;
-}
 
 /* What the host counts, [layers, TCH_KFAC_COUNTS]; it lives as long as the writer may read it. */
 static tch_tensor counts_view(const tch_kfac *k, int64_t shape[2])
@@ -64,50 +46,22 @@ static tch_status add_counts(const tch_kfac *k, tch_checkpoint_writer *writer, c
 
 tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const char *prefix)
 {
-    char name[FULL_NAME];
+    char name[TCHI_SAVED_NAME];
     TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_save"));
-    TCHI_TRY(check_file("tch_kfac_save", writer, "writer", prefix));
+    TCHI_TRY(tchi_saved_check_arguments("tch_kfac_save", writer, "writer", prefix));
     TCHI_ENTER(kfac->context, "tch_kfac_save");
-    TCHI_TRY(add_counts(kfac, writer, join_name(name, prefix, counts_name)));
+    TCHI_TRY(add_counts(kfac, writer, tchi_saved_name(name, prefix, counts_name)));
     for (int32_t i = 0; i < kfac->state_count; i++) {
         tchi_kfac_state *s = &kfac->states[i];
         if (tchi_kfac_is_mine(kfac, s->layer)) {
-            TCHI_TRY(tch_checkpoint_writer_add(writer, join_name(name, prefix, s->name), &s->tensor));
+            TCHI_TRY(tch_checkpoint_writer_add(writer, tchi_saved_name(name, prefix, s->name), &s->tensor));
         }
     }
-    TCHI_TRY(tch_checkpoint_writer_set_text(writer, join_name(name, prefix, "kind"), kind_value));
-    for (int32_t i = 0; tchi_kfac_option_key(i) != NULL; i++) {
-        double value = tchi_kfac_option_get(&kfac->config, i);
-        TCHI_TRY(tch_checkpoint_writer_set_number(writer, join_name(name, prefix, tchi_kfac_option_key(i)), value));
-    }
-    return TCH_OK;
+    TCHI_TRY(tch_checkpoint_writer_set_text(writer, tchi_saved_name(name, prefix, "kind"), kind_value));
+    return tchi_options_save(&tchi_kfac_options, &kfac->config, writer, tchi_saved_name(name, prefix, ""));
 }
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
-
-static tch_status is_missing(const char *name)
-{
-    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no '%s': it is of another model or of other options",
-                     name);
-}
-
-static tch_status check_entry(const tch_checkpoint *file, const char *name, const tch_tensor *tensor)
-{
-    tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
-    int64_t index = tch_checkpoint_find(file, name);
-    if (index < 0) {
-        return is_missing(name);
-    }
-    TCHI_TRY(tch_checkpoint_get_info(file, index, &info));
-    bool same = info.ndim == tensor->ndim && tch_dtype_equal(info.dtype, tensor->dtype);
-    for (int32_t k = 0; same && k < tensor->ndim; k++) {
-        same = info.shape[k] == tensor->shape[k];
-    }
-    char text[TCHI_DESCRIBE_SIZE];
-    return same ? TCH_OK
-                : tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' has another shape or type, expected %s %s", name,
-                            tch_dtype_name(tensor->dtype), tchi_describe_shape(tensor, text, sizeof text));
-}
 
 /* One process has saved them whole, ranks in rows. */
 static tch_status check_counts(const tch_kfac *k, const tch_checkpoint *file, const char *name)
@@ -116,10 +70,10 @@ static tch_status check_counts(const tch_kfac *k, const tch_checkpoint *file, co
     int64_t shape[2];
     tch_tensor counts = counts_view(k, shape);
     if (tch_checkpoint_find(file, name) >= 0) {
-        return check_entry(file, name, &counts);
+        return tchi_saved_check(file, name, &counts);
     }
     tch_status status = tch_checkpoint_check_shard(file, name, shape, start, &counts);
-    return status == TCH_ERR_INVALID_ARGUMENT ? is_missing(name) : status;
+    return status == TCH_ERR_INVALID_ARGUMENT ? tchi_saved_missing(name) : status;
 }
 
 /* Whether a name behind the prefix is that of the counts, or of a row of them: those of layers have a slash. */
@@ -133,12 +87,12 @@ static bool is_of_counts(const char *name)
 /* A layer more than there is here would be found in no other way. */
 static tch_status check_nothing_else(const tch_kfac *k, const tch_checkpoint *file, const char *prefix)
 {
-    char start[FULL_NAME];
+    char start[TCHI_SAVED_NAME];
     int64_t count = 0;
     static const int64_t of_layer[] = {
         [TCH_KFAC_INVERSE] = 4, [TCH_KFAC_EIGEN] = 6, [TCH_KFAC_EKFAC] = TCHI_KFAC_STATES}; /* on its owner */
     int64_t expected = k->count * of_layer[k->config.method];
-    size_t length = strlen(join_name(start, prefix, ""));
+    size_t length = strlen(tchi_saved_name(start, prefix, ""));
     for (int64_t i = 0; i < tch_checkpoint_count(file); i++) {
         const char *name = tch_checkpoint_name(file, i);
         count += strncmp(name, start, length) == 0 && !is_of_counts(name + length);
@@ -156,21 +110,10 @@ static tch_status check_nothing_else(const tch_kfac *k, const tch_checkpoint *fi
 static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, const char *prefix,
                                tch_kfac_config *config)
 {
-    char name[FULL_NAME];
-    char what[FULL_NAME + 32];
-    const char *kind = tch_checkpoint_text(file, join_name(name, prefix, "kind"));
-    if (kind == NULL || strcmp(kind, kind_value) != 0) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint's '%s' is a state of %s, expected one of %s", prefix,
-                         kind == NULL ? "nothing" : kind, kind_value);
-    }
+    char name[TCHI_SAVED_NAME];
+    TCHI_TRY(tchi_saved_check_kind(file, prefix, kind_value));
     *config = k->config;
-    for (int32_t i = 0; tchi_kfac_option_key(i) != NULL; i++) {
-        double value;
-        TCHI_TRY(tch_checkpoint_number(file, join_name(name, prefix, tchi_kfac_option_key(i)), &value));
-        snprintf(what, sizeof what, "the checkpoint's '%s'", name);
-        TCHI_TRY(tchi_kfac_check_value(what, i, value));
-        tchi_kfac_option_set(config, i, value);
-    }
+    TCHI_TRY(tchi_options_load(&tchi_kfac_options, config, file, tchi_saved_name(name, prefix, "")));
     TCHI_TRY(tchi_kfac_check_config("tch_kfac_load", config));
     return tchi_kfac_check_change(&k->config, config);
 }
@@ -178,13 +121,13 @@ static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, co
 /* The counts as the file has them, checked, into memory of their own: `read` is [layers, TCH_KFAC_COUNTS]. */
 static tch_status read_counts(const tch_kfac *k, const tch_checkpoint *file, const char *prefix, int64_t *read)
 {
-    char name[FULL_NAME];
-    char what[FULL_NAME + 32];
+    char name[TCHI_SAVED_NAME];
+    char what[TCHI_SAVED_NAME + 32];
     int64_t shape[2];
     const int64_t start[] = {0, 0};
     tch_tensor counts = counts_view(k, shape);
     counts.data = read;
-    TCHI_TRY(tch_checkpoint_read_shard(file, NULL, join_name(name, prefix, counts_name), shape, start, &counts));
+    TCHI_TRY(tch_checkpoint_read_shard(file, NULL, tchi_saved_name(name, prefix, counts_name), shape, start, &counts));
     snprintf(what, sizeof what, "the checkpoint's '%s'", name);
     for (int32_t i = 0; i < k->count; i++) {
         TCHI_TRY(tchi_kfac_check_counts(what, k->layers[i].name, read + (int64_t)i * TCH_KFAC_COUNTS));
@@ -194,10 +137,10 @@ static tch_status read_counts(const tch_kfac *k, const tch_checkpoint *file, con
 
 static tch_status read_states(const tch_kfac *k, const tch_checkpoint *file, const char *prefix)
 {
-    char name[FULL_NAME];
+    char name[TCHI_SAVED_NAME];
     for (int32_t i = 0; i < k->state_count; i++) {
         tchi_kfac_state *s = &k->states[i];
-        TCHI_TRY(tch_checkpoint_read(file, k->context, join_name(name, prefix, s->name), &s->tensor));
+        TCHI_TRY(tch_checkpoint_read(file, k->context, tchi_saved_name(name, prefix, s->name), &s->tensor));
     }
     return TCH_OK;
 }
@@ -206,13 +149,14 @@ static tch_status read_states(const tch_kfac *k, const tch_checkpoint *file, con
 static tch_status check_checkpoint(const tch_kfac *k, const tch_checkpoint *file, const char *prefix,
                                    tch_kfac_config *config, int64_t *counts)
 {
-    char name[FULL_NAME];
-    TCHI_TRY(check_file("tch_kfac_load", file, "checkpoint", prefix));
+    char name[TCHI_SAVED_NAME];
+    TCHI_TRY(tchi_saved_check_arguments("tch_kfac_load", file, "checkpoint", prefix));
     TCHI_TRY(read_options(k, file, prefix, config));
     for (int32_t i = 0; i < k->state_count; i++) {
-        TCHI_TRY(check_entry(file, join_name(name, prefix, k->states[i].name), &k->states[i].tensor));
+        TCHI_TRY(tchi_saved_check(file, tchi_saved_name(name, prefix, k->states[i].name), &k->states[i].tensor));
     }
-    TCHI_TRY(check_counts(k, file, join_name(name, prefix, counts_name))); /* behind the states, which name a layer */
+    TCHI_TRY(
+        check_counts(k, file, tchi_saved_name(name, prefix, counts_name))); /* behind the states, which name a layer */
     TCHI_TRY(check_nothing_else(k, file, prefix));
     return read_counts(k, file, prefix, counts);
 }
@@ -227,7 +171,7 @@ static tch_status load_kfac(tch_kfac *k, const tch_checkpoint *file, const char 
         loading.count = (int64_t)k->count * TCH_KFAC_COUNTS;
     }
     TCHI_TRY(tchi_loading_agree(&loading, status, "nothing was changed"));
-    k->failed = tchi_loading_agree(&loading, read_states(k, file, prefix), "the state is not whole");
+    k->failed = tchi_loading_agree(&loading, read_states(k, file, prefix), "the state is incomplete");
     for (int64_t i = 0; k->failed == TCH_OK && i < loading.count; i++) {
         k->counts[i] = counts[i];
     }

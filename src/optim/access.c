@@ -53,7 +53,7 @@ tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, con
     tch_optim_config next = *config;
     tchi_config_fix_ratio(&next, &g->config);
     g->config = next;
-    g->stale = true;
+    g->numbers_changed = true;
     return TCH_OK;
 }
 
@@ -64,7 +64,7 @@ tch_status tch_optimizer_set_lr(tch_optimizer *optimizer, int32_t group, double 
     config.lr = lr;
     TCHI_TRY(tchi_config_check("tch_optimizer_set_lr", &config));
     tchi_group_at(optimizer, group)->config.lr = lr;
-    tchi_group_at(optimizer, group)->stale = true;
+    tchi_group_at(optimizer, group)->numbers_changed = true;
     return TCH_OK;
 }
 
@@ -74,7 +74,7 @@ tch_status tch_optimizer_set_lr_tensor(tch_optimizer *optimizer, int32_t group, 
     tchi_group *g = tchi_group_at(optimizer, group);
     if (lr == NULL) {
         g->lr = NULL;
-        g->stale = true;
+        g->numbers_changed = true;
         return TCH_OK;
     }
     TCHI_TRY(tchi_check_input(optimizer->context, lr, "lr"));
@@ -85,7 +85,7 @@ tch_status tch_optimizer_set_lr_tensor(tch_optimizer *optimizer, int32_t group, 
                          tchi_describe(lr, text, sizeof text));
     }
     g->lr_tensor = (tch_tensor){.data = tchi_tensor_data(lr), .device = lr->device, .dtype = lr->dtype};
-    g->stale = g->stale || g->lr == NULL; /* the configuration's lr no longer stops AdamW's part */
+    g->numbers_changed = g->numbers_changed || g->lr == NULL; /* the configuration's lr no longer stops AdamW's part */
     g->lr = &g->lr_tensor;
     return TCH_OK;
 }

@@ -2,121 +2,76 @@
  * or an optimizer's in its own file. */
 #include "config.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "core/status.h"
 
 #include "method.h"
 
 #define LARGEST 1e300
 
-typedef enum option_type { REAL, INT32, INT64, ENUM } option_type;
-
-typedef struct option {
-    const char *key; /* in checkpoints */
-    const char *name;
-    size_t offset;
-    option_type type;
-    int changes;        /* may change between steps */
-    double least, most; /* both allowed */
-    int below_most;     /* `most` itself is not */
-    const char *range;  /* in words, for the message: both ends, since a value may lie beyond either */
-} option;
-
 #define AT(field) #field, offsetof(tch_optim_config, field)
+#define SWITCH(flags) TCHI_INT32, (flags), 0, 1, "0 or 1"
+#define POSITIVE TCHI_REAL, TCHI_STEP, 0, LARGEST, "0 to 1e300"
+#define RATE TCHI_REAL, TCHI_STEP | TCHI_BELOW, 0, 1, "0 or more, and below 1"
 
-static const option options[] = {
-    {"lr", AT(lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"weight_decay", AT(weight_decay), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"decay", AT(weight_decay_type), ENUM, 0, 0, TCH_WEIGHT_DECAY_L2, 0, "one of tch_weight_decay_type"},
-    {"maximize", AT(maximize), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"momentum", AT(momentum), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"dampening", AT(dampening), REAL, 1, -LARGEST, 1, 0, "-1e300 to 1"},
-    {"nesterov", AT(nesterov), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"beta1", AT(beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"beta2", AT(beta2), REAL, 1, 0, 1, 0, "0 to 1"},
-    {"eps", AT(eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"bias_correction", AT(use_bias_correction), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"amsgrad", AT(amsgrad), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"scalar_lr", AT(adamw.lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"scalar_base_lr", AT(adamw.base_lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"scalar_beta1", AT(adamw.beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"scalar_beta2", AT(adamw.beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"scalar_eps", AT(adamw.eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"scalar_weight_decay", AT(adamw.weight_decay), REAL, 1, -1, LARGEST, 0, "0 to 1e300, or -1"},
-    {"max_preconditioner_dim", AT(shampoo.max_preconditioner_dim), INT64, 0, 1, 1 << 20, 0, "1 to 1048576"},
-    {"block", AT(soap.block), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"merge_dims", AT(shampoo.merge_dims), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"precondition_1d", AT(shampoo.precondition_1d), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"packed_factors", AT(memory.packed_factors), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"precondition_frequency", AT(shampoo.precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 to 1073741824"},
-    {"refresh_drift", AT(shampoo.refresh_drift), REAL, 1, 0, 1e6, 0, "0 to 1e6"},
-    {"refresh_budget", AT(shampoo.refresh_budget), REAL, 1, 1e-6, 1, 0, "1e-6 to 1"},
-    {"start_preconditioning_step", AT(shampoo.start_preconditioning_step), INT32, 0, -1, 1 << 30, 0,
+static const tchi_option rows[] = {
+    {"lr", AT(lr), POSITIVE},
+    {"weight_decay", AT(weight_decay), POSITIVE},
+    {"decay", AT(weight_decay_type), TCHI_INT32, 0, 0, TCH_WEIGHT_DECAY_L2, "one of tch_weight_decay_type"},
+    {"maximize", AT(maximize), SWITCH(0)},
+    {"momentum", AT(momentum), RATE},
+    {"dampening", AT(dampening), TCHI_REAL, TCHI_STEP, -LARGEST, 1, "-1e300 to 1"},
+    {"nesterov", AT(nesterov), SWITCH(0)},
+    {"beta1", AT(beta1), RATE},
+    {"beta2", AT(beta2), TCHI_REAL, TCHI_STEP, 0, 1, "0 to 1"},
+    {"eps", AT(eps), POSITIVE},
+    {"bias_correction", AT(use_bias_correction), SWITCH(0)},
+    {"amsgrad", AT(amsgrad), SWITCH(0)},
+    {"scalar_lr", AT(adamw.lr), POSITIVE},
+    {"scalar_base_lr", AT(adamw.base_lr), TCHI_REAL, TCHI_STEP | TCHI_OPTIONAL, 0, LARGEST, "0 to 1e300"},
+    {"scalar_beta1", AT(adamw.beta1), RATE},
+    {"scalar_beta2", AT(adamw.beta2), RATE},
+    {"scalar_eps", AT(adamw.eps), POSITIVE},
+    {"scalar_weight_decay", AT(adamw.weight_decay), TCHI_REAL, TCHI_STEP, -1, LARGEST, "0 to 1e300, or -1"},
+    {"max_preconditioner_dim", AT(shampoo.max_preconditioner_dim), TCHI_INT64, 0, 1, 1 << 20, "1 to 1048576"},
+    {"block", AT(soap.block), SWITCH(0)},
+    {"merge_dims", AT(shampoo.merge_dims), SWITCH(0)},
+    {"precondition_1d", AT(shampoo.precondition_1d), SWITCH(0)},
+    {"packed_factors", AT(memory.packed_factors), SWITCH(TCHI_LOCAL | TCHI_OPTIONAL)},
+    {"precondition_frequency", AT(shampoo.precondition_frequency), TCHI_INT32, TCHI_STEP, 1, 1 << 30,
+     "1 to 1073741824"},
+    {"refresh_drift", AT(shampoo.refresh_drift), TCHI_REAL, TCHI_STEP | TCHI_OPTIONAL, 0, 1e6, "0 to 1e6"},
+    {"refresh_budget", AT(shampoo.refresh_budget), TCHI_REAL, TCHI_STEP | TCHI_OPTIONAL, 1e-6, 1, "1e-6 to 1"},
+    {"start_preconditioning_step", AT(shampoo.start_preconditioning_step), TCHI_INT32, 0, -1, 1 << 30,
      "-1, or 0 to 1073741824"},
-    {"stagger", AT(shampoo.stagger), INT32, 1, 0, 1, 0, "0 or 1"},
-    {"precision", AT(numerics.precision), ENUM, 0, 0, TCH_PRECISION_HIGHEST, 0, "one of tch_precision"},
-    {"world_invariant", AT(numerics.world_invariant), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"relative_eps", AT(numerics.damping), REAL, 1, 0, 1, 0, "0 to 1"},
-    {"root_tolerance", AT(numerics.tolerance), REAL, 0, 0, 1, 1, "0 or more, and below 1"},
-    {"root_dtype", AT(memory.root_dtype), ENUM, 0, 0, TCH_STATE_BFLOAT16, 0, "float32 (0) or bfloat16 (1)"},
-    {"root_method", AT(numerics.method), ENUM, 0, 0, TCH_ROOT_RATIONAL, 0, "one of tch_root_method"},
-    {"exponent_override", AT(shampoo.exponent_override), INT32, 0, 0, 8, 0, "0, 1, 2, 3, 4, 6 or 8"},
-    {"grafting", AT(shampoo.grafting), ENUM, 0, 0, TCH_GRAFTING_ADAM, 0, "one of tch_grafting"},
-    {"grafting_beta2", AT(shampoo.grafting_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"grafting_eps", AT(shampoo.grafting_eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
-    {"shampoo_beta", AT(soap.shampoo_beta), REAL, 1, -1, 1, 1, "0 or more and below 1, or -1"},
-    {"normalize_grads", AT(soap.normalize_grads), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"muon_method", AT(muon.method), ENUM, 0, 0, TCH_ORTHO_MINIMAX, 0, "one of tch_ortho_method"},
-    {"muon_coefficients[0]", AT(muon.ns_coefficients[0]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
-    {"muon_coefficients[1]", AT(muon.ns_coefficients[1]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
-    {"muon_coefficients[2]", AT(muon.ns_coefficients[2]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
-    {"muon_steps", AT(muon.ns_steps), INT32, 0, 0, 100, 0, "1 to 100, or 0"},
-    {"muon_lr", AT(muon.adjust_lr_fn), ENUM, 0, 0, TCH_ADJUST_LR_PLAIN, 0, "one of tch_adjust_lr_fn"},
-    {"master_weights", AT(memory.master_weights), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"stochastic_rounding", AT(memory.stochastic_rounding), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"state_dtype", AT(memory.state_dtype), ENUM, 0, 0, TCH_STATE_INT8, 0, "one of tch_state_dtype"},
-    {"nonfinite", AT(numerics.nonfinite), ENUM, 0, 0, TCH_NONFINITE_IGNORE, 0, "one of tch_nonfinite"},
-    {"memory_budget", AT(memory.budget), INT64, 0, 0, 9e18, 0, "0 to 9e18"},
+    {"stagger", AT(shampoo.stagger), SWITCH(TCHI_STEP)},
+    {"precision", AT(numerics.precision), TCHI_INT32, TCHI_LOCAL, 0, TCH_PRECISION_HIGHEST, "one of tch_precision"},
+    {"world_invariant", AT(numerics.world_invariant), SWITCH(TCHI_LOCAL | TCHI_OPTIONAL)},
+    {"relative_eps", AT(numerics.damping), TCHI_REAL, TCHI_STEP, 0, 1, "0 to 1"},
+    {"root_tolerance", AT(numerics.tolerance), TCHI_REAL, TCHI_BELOW, 0, 1, "0 or more, and below 1"},
+    {"root_dtype", AT(memory.root_dtype), TCHI_INT32, TCHI_LOCAL | TCHI_OPTIONAL, 0, TCH_STATE_BFLOAT16,
+     "float32 (0) or bfloat16 (1)"},
+    {"root_method", AT(numerics.method), TCHI_INT32, 0, 0, TCH_ROOT_RATIONAL, "one of tch_root_method"},
+    {"exponent_override", AT(shampoo.exponent_override), TCHI_INT32, 0, 0, 8, "0, 1, 2, 3, 4, 6 or 8"},
+    {"grafting", AT(shampoo.grafting), TCHI_INT32, 0, 0, TCH_GRAFTING_ADAM, "one of tch_grafting"},
+    {"grafting_beta2", AT(shampoo.grafting_beta2), RATE},
+    {"grafting_eps", AT(shampoo.grafting_eps), POSITIVE},
+    {"shampoo_beta", AT(soap.shampoo_beta), TCHI_REAL, TCHI_STEP | TCHI_BELOW, -1, 1, "0 or more and below 1, or -1"},
+    {"normalize_grads", AT(soap.normalize_grads), SWITCH(0)},
+    {"muon_method", AT(muon.method), TCHI_INT32, 0, 0, TCH_ORTHO_MINIMAX, "one of tch_ortho_method"},
+    {"muon_coefficients[0]", AT(muon.ns_coefficients[0]), TCHI_REAL, 0, -1e3, 1e3, "-1000 to 1000"},
+    {"muon_coefficients[1]", AT(muon.ns_coefficients[1]), TCHI_REAL, 0, -1e3, 1e3, "-1000 to 1000"},
+    {"muon_coefficients[2]", AT(muon.ns_coefficients[2]), TCHI_REAL, 0, -1e3, 1e3, "-1000 to 1000"},
+    {"muon_steps", AT(muon.ns_steps), TCHI_INT32, 0, 0, 100, "1 to 100, or 0"},
+    {"muon_lr", AT(muon.adjust_lr_fn), TCHI_INT32, 0, 0, TCH_ADJUST_LR_PLAIN, "one of tch_adjust_lr_fn"},
+    {"master_weights", AT(memory.master_weights), SWITCH(0)},
+    {"stochastic_rounding", AT(memory.stochastic_rounding), SWITCH(0)},
+    {"state_dtype", AT(memory.state_dtype), TCHI_INT32, TCHI_LOCAL | TCHI_OPTIONAL, 0, TCH_STATE_INT8,
+     "one of tch_state_dtype"},
+    {"nonfinite", AT(numerics.nonfinite), TCHI_INT32, TCHI_LOCAL, 0, TCH_NONFINITE_IGNORE, "one of tch_nonfinite"},
+    {"memory_budget", AT(memory.budget), TCHI_INT64, TCHI_LOCAL, 0, 9e18, "0 to 9e18"},
 };
-#define OPTIONS ((int32_t)(sizeof options / sizeof options[0]))
 
-/* --- values by name --------------------------------------------------------------------------------------------- */
-
-const char *tchi_config_key(int32_t index)
-{
-    return index < OPTIONS ? options[index].key : NULL;
-}
-
-double tchi_config_get(const tch_optim_config *config, int32_t index)
-{
-    const char *at = (const char *)config + options[index].offset;
-    switch (options[index].type) {
-    case REAL:
-        return *(const double *)at;
-    case INT64:
-        return (double)*(const int64_t *)at;
-    default: /* enumerations have the size of an int */
-        return *(const int32_t *)at;
-    }
-}
-
-void tchi_config_set(tch_optim_config *config, int32_t index, double value)
-{
-    char *at = (char *)config + options[index].offset;
-    switch (options[index].type) {
-    case REAL:
-        *(double *)at = value;
-        break;
-    case INT64:
-        *(int64_t *)at = (int64_t)value;
-        break;
-    default:
-        *(int32_t *)at = (int32_t)value;
-        break;
-    }
-}
+const tchi_options tchi_optim_options = {"the optimizer", rows, sizeof rows / sizeof rows[0]};
 
 /* --- defaults ---------------------------------------------------------------------------------------------------- */
 
@@ -204,20 +159,6 @@ tch_status tchi_config_refuse(const char *function, const char *name, double val
     return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is %.10g, expected %s", function, name, value, range);
 }
 
-static bool in_range(const option *o, double value)
-{
-    return value >= o->least && value <= o->most && !(o->below_most && value >= o->most);
-}
-
-tch_status tchi_config_check_value(const char *what, int32_t index, double value)
-{
-    const option *o = &options[index];
-    if (!in_range(o, value) || (o->type != REAL && value != floor(value))) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s is %.10g, expected %s", what, value, o->range);
-    }
-    return TCH_OK;
-}
-
 tch_status tchi_config_check_beta2(const char *function, const tch_optim_config *config)
 {
     return config->beta2 < 1.0 ? TCH_OK
@@ -230,16 +171,10 @@ tch_status tchi_config_check(const char *function, const tch_optim_config *confi
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: config must come from tch_optim_defaults", function);
     }
     TCHI_TRY(tchi_method_check(function, config));
-    for (int32_t i = 0; i < OPTIONS; i++) {
-        const option *o = &options[i];
-        double value = tchi_config_get(config, i);
-        if (!in_range(o, value)) {
-            return tchi_config_refuse(function, o->name, value, o->range);
-        }
-    }
+    TCHI_TRY(tchi_options_check(&tchi_optim_options, function, config));
     const tchi_optim_method *method = tchi_method_of(config);
     if (config->shampoo.exponent_override == 5 || config->shampoo.exponent_override == 7) {
-        return tchi_config_refuse(function, "exponent_override", config->shampoo.exponent_override,
+        return tchi_config_refuse(function, "shampoo.exponent_override", config->shampoo.exponent_override,
                                   "0, 1, 2, 3, 4, 6 or 8");
     }
     return method->check == NULL ? TCH_OK : method->check(function, config); /* what no single option shows */
@@ -249,8 +184,8 @@ tch_status tchi_config_check_kept(const char *name, double now, double next)
 {
     if (now == 0.0 && next != 0.0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "%s is %.10g, but it was 0 when the optimizer was made, which therefore keeps nothing for it",
-                         name, next);
+                         "%s is %.10g, but it was 0 when the optimizer was made, and there is no state for it", name,
+                         next);
     }
     return TCH_OK;
 }
@@ -262,15 +197,7 @@ tch_status tchi_config_check_change(const tch_optim_config *now, const tch_optim
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "kind is %s, expected %s: it cannot change",
                          tchi_method_of(next)->name, method->name);
     }
-    for (int32_t i = 0; i < OPTIONS; i++) {
-        double before = tchi_config_get(now, i);
-        double after = tchi_config_get(next, i);
-        if (before != after && !options[i].changes) {
-            return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                             "%s is %.10g, expected %.10g: it cannot change once the optimizer is made",
-                             options[i].name, after, before);
-        }
-    }
+    TCHI_TRY(tchi_options_check_change(&tchi_optim_options, now, next));
     if (next->memory.seed != now->memory.seed) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "seed cannot change once the optimizer is made");
     }

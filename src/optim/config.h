@@ -5,11 +5,16 @@
 
 #include <torchium/optim.h>
 
+#include "core/saved.h"
+
+extern const tchi_options tchi_optim_options;
+
 /* What every configuration begins with, before an optimizer sets its own. */
 tch_optim_config tchi_config_defaults(void);
 
-/* Sets adamw.lr and adamw.base_lr where `next` leaves them at 0: adamw.lr for methods that give AdamW a share of lr, and
- * base_lr to the lr of the configuration that sets adamw.lr. `now` is the current configuration; NULL for a new group. */
+/* Sets adamw.lr and adamw.base_lr where `next` leaves them at 0: adamw.lr for methods that give AdamW a share of lr,
+ * and base_lr to the lr of the configuration that sets adamw.lr. `now` is the current configuration; NULL for a new
+ * group. */
 void tchi_config_fix_ratio(tch_optim_config *next, const tch_optim_config *now);
 
 /* AdamW's learning rate over lr, 0 without a ratio; and AdamW's learning rate. */
@@ -27,14 +32,5 @@ tch_status tchi_config_check_change(const tch_optim_config *now, const tch_optim
 tch_status tchi_config_refuse(const char *function, const char *name, double value, const char *range);
 tch_status tchi_config_check_beta2(const char *function, const tch_optim_config *config);
 tch_status tchi_config_check_kept(const char *name, double now, double next);
-
-/* The options one by one, for checkpoints: the key of option `index` there, NULL past the last, and its value as a
- * number. */
-const char *tchi_config_key(int32_t index);
-/* A number from elsewhere, called `what` in messages, that is to become option `index`: NaN and what is too large, or
- * no whole number, cannot be set. */
-tch_status tchi_config_check_value(const char *what, int32_t index, double value);
-double tchi_config_get(const tch_optim_config *config, int32_t index);
-void tchi_config_set(tch_optim_config *config, int32_t index, double value);
 
 #endif

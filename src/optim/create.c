@@ -1,5 +1,5 @@
 /* Making optimizers: checking parameters, laying out their state, taking the memory. Everything is checked before
- * anything is taken, and a group that cannot be added leaves the optimizer as it was. */
+ * anything is allocated, and a group that cannot be added leaves the optimizer as it was. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -433,7 +433,7 @@ tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int
     TCHI_TRY(tchi_list_reserve(&o->params, o->params.count + count));
     tchi_group *g = tchi_list_extend(&o->groups);
     *g = (tchi_group){.config = *config,
-                      .stale = true,
+                      .numbers_changed = true,
                       .first_param = (int32_t)o->params.count,
                       .params = count,
                       .first_block_batch = (int32_t)o->block_batches.count,

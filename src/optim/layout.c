@@ -507,7 +507,7 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
 /* --- scratch of a step ------------------------------------------------------------------------------------------- */
 
 /* An eighth of the state is little beside it; two gibibytes, and a 32nd of its memory, are little on a GPU that trains,
- * and let roots and bases of small models be taken many at a time, which is what they are fast by. */
+ * and let roots and bases of small models be computed in large batches, which is fast. */
 int64_t tchi_layout_budget(const tch_optimizer *optimizer)
 {
     const int64_t least = (int64_t)2 << 30;
@@ -568,7 +568,7 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
     }
     const tch_backend *t = optimizer->context->backend;
     optimizer->most_rects = most_rects;
-    optimizer->unpacked_bytes = tchi_round_up(most_unpacked, 512); /* halves of it are aligned */
+    optimizer->unpacked_bytes = tchi_round_up(most_unpacked, 512); /* each half is aligned */
     optimizer->work_bytes = most_work + optimizer->unpacked_bytes;
     optimizer->scratch = tchi_arena_take(scratch, most_work);
     optimizer->unpacked = tchi_arena_take(scratch, optimizer->unpacked_bytes);

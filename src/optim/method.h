@@ -1,22 +1,22 @@
-/* What an optimizer is to everything else: one table, filled in by the optimizer's own file, and one entry in the list
- * of methods.c. Nothing else asks which kind an optimizer is. Functions may be NULL where that is said. */
+/* The interface of an optimizer: one table, defined in its file, and one entry in the list of methods.c. No other code
+ * depends on the kind of an optimizer. Functions may be NULL where stated. */
 #ifndef TCHI_OPTIM_METHOD_H
 #define TCHI_OPTIM_METHOD_H
 
 #include "optimizer.h"
 
-/* The parameters without blocks, which are updated element by element. */
+/* Elementwise updates, of parameters without blocks. */
 typedef struct tchi_elementwise {
-    /* What its moments are called, NULL for those that are not kept; all are NULL before. */
+    /* Names of its moments, NULL for those not kept; all are NULL before. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
     tch_elementwise_kind kind;
     bool of_rest; /* its hyperparameters are those of `adamw`, without amsgrad: the AdamW part of another optimizer */
 } tchi_elementwise;
 
-/* AdamW for what an optimizer with blocks leaves: adamw.c. */
+/* AdamW for the parameters without blocks: adamw.c. */
 extern const tchi_elementwise tchi_adamw_of_rest;
 
-/* How the clocks of parameters with blocks advance; see tch_advance_op. */
+/* How clocks of parameters with blocks advance; see tch_advance_op. */
 typedef struct tchi_clock_rule {
     bool correct;
     tch_factor_rule factors;
@@ -24,48 +24,47 @@ typedef struct tchi_clock_rule {
 
 /* The parameters with blocks. */
 typedef struct tchi_block_method {
-    /* --- how parameters are cut */
-    /* Merges dimensions, but the first with none. NULL: as `merge_dims` says. */
+    /* --- division into blocks */
+    /* Merges dimensions, but not the first. NULL: according to `merge_dims`. */
     void (*set_dims)(const tch_optim_config *config, tchi_dims *dims);
     /* Whether a parameter of these dims has blocks. */
     bool (*has_blocks)(const tch_optim_config *config, const tchi_dims *dims);
     /* The largest side of a block. NULL: a parameter is one block. */
     int64_t (*cut_at)(const tch_optim_config *config);
-    bool transposes_tall; /* a tall matrix is a wide block, so that matrices of both shapes share a block batch */
+    bool transposes_tall; /* tall matrices become wide blocks, so that both share a block batch */
 
-    /* --- what is kept for them */
-    /* What the moments that are laid out like the parameter are called, NULL for those that are not kept. */
+    /* --- state */
+    /* Names of the moments in the parameter's layout, NULL for those not kept. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
-    /* Whether side k of a block has a factor. NULL: none has. */
+    /* Whether side k of a block has a factor. NULL: no. */
     bool (*has_factor)(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k);
-    /* Which root of its factors is taken, for blocks of this order. NULL: factors have bases. */
+    /* The exponent of the inverse roots of factors, for blocks of this order. NULL: factors have bases. */
     int32_t (*root)(const tch_optim_config *config, int32_t order);
-    /* How many numbers each block of a block batch has in block_batch->moment. NULL: none. */
+    /* Elements per block in block_batch->moment. NULL: none. */
     int64_t (*block_state)(const tchi_block_batch *block_batch);
-    /* What those of one block are called, without the block's number, and what shape they have, without gaps; the
-     * function returns how many dimensions that is. */
+    /* Their name, without the block's number, and their contiguous shape; the function returns its rank. */
     const char *block_state_name;
     int32_t (*block_state_shape)(const tchi_block_batch *block_batch, const tchi_block *block, const tchi_param *param,
                                  int64_t *shape);
 
-    /* --- when */
+    /* --- clocks and schedule */
     tchi_clock_rule (*clock_rule)(const tch_optim_config *config);
-    /* Whether a parameter's clock stands still at this step. NULL: it never does. */
+    /* Whether a parameter's clock does not advance in this step. NULL: it always does. */
     bool (*waits)(const tchi_param *param);
-    /* Advances what other clocks the group has. NULL: it has none. */
+    /* Advances other clocks of the group. NULL: there are none. */
     tch_status (*advance)(tch_optimizer *optimizer, tchi_group *group);
-    /* The steps of a parameter by which all that the host schedules for it has begun. NULL: it schedules nothing. */
+    /* The step of a parameter from which its host schedule is active. NULL: there is none. */
     int64_t (*begins)(const tch_optim_config *config);
 
-    /* --- shared by a group of ranks */
-    /* Where parameters are sharded, the filter of gradients, with moments[0], stays with the shards, and filtered
-     * gradients of this type travel. NULL: gradients travel as they are. */
+    /* --- groups of ranks */
+    /* For sharded parameters: the gradient filter, with moments[0], stays with the shards, and filtered gradients of
+     * this type are sent. NULL: gradients are sent. */
     tch_scalar (*filtered_type)(const tch_context *context, tch_scalar real);
-    /* TCH_WEIGHT_DECAY_L2 adds decay to its gradients; otherwise decay is decoupled whatever the option says. */
+    /* TCH_WEIGHT_DECAY_L2 is supported; otherwise decay is always decoupled. */
     bool may_add_decay;
-    /* The type that a direction has without loss. NULL: that of the arithmetic. */
+    /* The type that represents a direction without loss. NULL: that of the arithmetic. */
     tch_scalar (*direction_type)(const tch_context *context, tch_scalar real);
-    /* What the learning rate is multiplied by for a matrix of these sides. NULL: 1, or it is in the direction. */
+    /* Factor of the learning rate for a matrix of this size. NULL: 1, or part of the direction. */
     double (*step_factor)(const tch_optim_config *config, double rows, double cols);
 
     /* --- the step */
@@ -78,20 +77,20 @@ typedef struct tchi_block_method {
 struct tchi_optim_method {
     const char *name; /* in checkpoints and messages */
 
-    /* Its defaults, where they are not what all have. NULL: they are. */
+    /* Sets defaults that differ from the common ones. NULL: none. */
     void (*set_defaults)(tch_optim_config *config);
-    /* Says what is wrong with options that are in their ranges. NULL: nothing can be. */
+    /* Checks options against each other. NULL: nothing to check. */
     tch_status (*check)(const char *function, const tch_optim_config *config);
-    /* Says which change between steps would need memory that was not taken. NULL: none does. */
+    /* Refuses changes between steps that need state which was not allocated. NULL: none do. */
     tch_status (*check_change)(const tch_optim_config *now, const tch_optim_config *next);
-    /* Sets the numbers on the device that are not the options of their names. NULL: all are. */
+    /* Sets hyperparameters on the device that differ from the options of their names. NULL: none. */
     void (*set_numbers)(const tch_optim_config *config, tchi_group_numbers *numbers);
 
-    /* AdamW's share of lr for the rest, where adamw.lr is 0. NULL: all of it. */
+    /* AdamW's learning rate over lr if adamw.lr is 0. NULL: 1. */
     double (*rest_share)(const tch_optim_config *config);
 
     const tchi_elementwise *elementwise;
-    const tchi_block_method *blocks; /* NULL: every parameter is updated element by element */
+    const tchi_block_method *blocks; /* NULL: all updates are elementwise */
 };
 
 extern const tchi_optim_method tchi_method_sgd;
@@ -109,7 +108,7 @@ static inline bool tchi_adds_decay(const tchi_block_method *blocks, const tch_op
     return blocks->may_add_decay && config->weight_decay_type == TCH_WEIGHT_DECAY_L2;
 }
 
-/* The method of a configuration, NULL where its kind is none; and the same with a message. */
+/* The method of a configuration, NULL for an invalid kind; and the same with a message. */
 const tchi_optim_method *tchi_method_of(const tch_optim_config *config);
 tch_status tchi_method_check(const char *function, const tch_optim_config *config);
 

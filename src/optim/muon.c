@@ -15,8 +15,8 @@
  *     D_ij = O_ij / (sqrt(v_i) + eps)
  *     p   <- (1 - lr weight_decay) p - lr s sqrt(min(m, n)) D / |D|
  *
- * s is Muon's factor by adjust_lr_fn, and sqrt(min(m, n)) the norm of an orthogonal matrix, so that a step is as long as
- * Muon's would be; with MATCH_RMS_ADAMW the product is the paper's 0.2 sqrt(m n). As in the paper v is not corrected:
+ * s is the factor of adjust_lr_fn, and sqrt(min(m, n)) the norm of an orthogonal matrix, so that a step is as long as
+ * Muon's; with MATCH_RMS_ADAMW the product is the paper's 0.2 sqrt(m n). As in the paper v is not corrected:
  * |D| takes its size out again. A row is one of the parameter by its shape. Blocks have their short side first and
  * parameters may lie by columns, so the rectangles say along which side of theirs the rows are. */
 #include <math.h>

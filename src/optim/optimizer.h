@@ -1,14 +1,14 @@
 /* The inside of an optimizer. From the outside in:
  *
  *     optimizer    groups, parameters, the memory they share
- *       group      one configuration, its numbers on the device
+ *       group      one configuration, its hyperparameters on the device
  *         parameter   a dense array in the caller's memory, its moments, its clock
- *           block       a rectangle of one parameter with factors of its own
- *         block batch     all blocks of a group with equal sizes: what one batched call works on
- *         factor batch    all factors of a group with equal size and root: what one refresh works on
+ *           block       a rectangle of one parameter, preconditioned by its factors
+ *         block batch     all blocks of a group with equal sizes, for batched calls
+ *         factor batch    all factors of a group with equal size and root, refreshed together
  *
- * Blocks of a block batch lie one after the other, and so do their factors within a factor batch: every batched call
- * sees a constant stride. Code goes by block batch and by factor batch, never parameter by parameter. */
+ * Blocks of a block batch, and their factors in a factor batch, are stored at a constant stride. Code runs once per
+ * block batch or factor batch, never once per parameter. */
 #ifndef TCHI_OPTIMIZER_H
 #define TCHI_OPTIMIZER_H
 
@@ -35,14 +35,14 @@ typedef struct tchi_param {
     char *name;
     size_t name_bytes;
     int32_t group;
-    int32_t index; /* in the caller's list; of a tile, that of the parameter it is of */
-    int32_t tile;  /* a tile: which of its parameter; -1 for a parameter of the caller's */
-    uint32_t cut;  /* of a tile: bit k is set where its parameter goes on along dimension k */
+    int32_t index; /* in the caller's list; for a tile, that of its parameter */
+    int32_t tile;  /* index of a tile in its parameter; -1 for a parameter of the caller */
+    uint32_t cut;  /* of a tile: bit k is set if it does not span dimension k of its parameter */
     bool blocked;  /* has blocks; otherwise one elementwise rectangle */
-    bool carried;  /* its blocks are tiles, which ranks of a group own: see shared/shared.h */
-    bool filters;  /* of a carried one: its moving average stays with it, the tiles get the filtered gradient */
-    bool by_value; /* of a carried one and of its tiles: what comes back is the parameter itself, not a direction */
-    tch_scalar wire_in, wire_out; /* of a carried one: what travels to the owners of tiles, and back */
+    bool carried;  /* its blocks are tiles owned by ranks: see shared/shared.h */
+    bool filters;  /* if carried: the moving average stays with the shards, and tiles get the filtered gradient */
+    bool by_value; /* if carried, also of its tiles: owners return the parameter, not a direction */
+    tch_scalar wire_in, wire_out; /* if carried: types sent to the owners of tiles, and back */
     tch_scalar type;
     tch_scalar real; /* of its state */
     char *data;
@@ -50,27 +50,27 @@ typedef struct tchi_param {
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
     int64_t count; /* elements */
     tchi_dims dims;
-    int64_t *cuts;     /* where it is several matrices: their sizes along dims.size[0], or NULL */
-    int32_t cut_count; /* the list comes again and again, until all of dims.size[0] is cut */
+    int64_t *cuts;     /* for several matrices: their sizes along dims.size[0], or NULL */
+    int32_t cut_count; /* the list repeats along dims.size[0] */
     int32_t batch_dims;
     tch_clock *clock;
     void *master;
     void *moment[TCHI_MOMENTS]; /* meaning by method; NULL where not kept */
-    tch_moments moments;        /* how they are kept */
-    float *scale[2];            /* of moments that are codes */
-    int64_t steps_seen;         /* steps with a gradient, the one under way included */
+    tch_moments moments;        /* their storage type */
+    float *scale[2];            /* of int8 moments */
+    int64_t steps_seen;         /* steps with a gradient, including the current one */
     uint64_t clock_id;          /* equal for parameters whose clocks are equal */
-    int64_t base;               /* the number of its first element in the whole parameter */
-    char *staged;               /* of a tile: where its gradient is put together */
+    int64_t base;               /* offset of its first element in the whole parameter */
+    char *staged;               /* of a tile: buffer in which its gradient is assembled */
 } tchi_param;
 
-/* A gradient, laid out as its parameter: `data` is NULL where there is none, and not where a shard of one is empty. */
+/* A gradient in its parameter's layout; `data` is NULL for a missing one, not for an empty shard. */
 typedef struct tchi_gradient {
     char *data;
     tch_scalar type;
 } tchi_gradient;
 
-/* What one step works with; handed down from its beginning to those who read it. */
+/* The inputs of one step. */
 typedef struct tchi_step {
     tchi_gradient *gradients; /* of the parameters */
     tchi_gradient *of_tiles;  /* of this rank's tiles */
@@ -78,11 +78,11 @@ typedef struct tchi_step {
 } tchi_step;
 
 typedef struct tchi_block {
-    int32_t param;  /* in the optimizer's list of parameters, or of tiles where it is shared */
+    int32_t param;  /* in the list of parameters, or of tiles with a group */
     int32_t number; /* in its parameter */
     int32_t transposed;
     int64_t start[TCHI_MOST_ORDER]; /* in the parameter's dims */
-    int64_t global_index;           /* among all ranks' blocks of the block batch */
+    int64_t global_index;           /* of all ranks' blocks of the block batch */
 } tchi_block;
 
 typedef struct tchi_block_batch {
@@ -94,48 +94,48 @@ typedef struct tchi_block_batch {
     int64_t before[TCHI_MOST_ORDER];       /* factors of other block batches there, on all ranks, before these */
     tch_scalar type, real;                 /* of parameters, and of the arithmetic */
     int64_t count, first;                  /* its blocks in the optimizer's list */
-    int64_t all;                           /* as many as it has on all ranks */
-    bool direction;                        /* its parameters are directions, for others to apply */
-    bool prepared;                         /* its gradients have been unscaled, and had decay added, already */
+    int64_t all;                           /* on all ranks */
+    bool direction;                        /* its results are directions, applied elsewhere */
+    bool prepared;                         /* its gradients are already unscaled and include decay */
     int64_t elements;                      /* of one block */
     int64_t rects;                         /* of one block, at most */
-    char *moment;                          /* numbers that its blocks have for themselves, block after block, or NULL */
-    int64_t chunk;                         /* blocks that one pass works on */
+    char *moment;                          /* per-block state, block after block, or NULL */
+    int64_t chunk;                         /* blocks processed in one pass */
 } tchi_block_batch;
 
 typedef struct tchi_factor_batch {
     int32_t group;
     int64_t n;
-    int32_t root; /* 0 where factors have bases instead */
+    int32_t root; /* 0: factors have bases instead */
     tch_scalar real;
     int64_t count;
-    int64_t all;           /* as many as it has on all ranks */
+    int64_t all;           /* on all ranks */
     char *factors, *roots; /* count matrices each; roots or bases */
     bool packed;           /* factors and roots, not bases, are lower triangles: see tensor_modes.h */
     bool bf16_roots;       /* roots are, and in bfloat16 */
-    int32_t *flags;        /* on the device: what became of the latest refresh of each */
-    double *drift;         /* behind the flags: how far roots or bases were off at adaptive refreshes */
+    int32_t *flags;        /* on the device: status of the latest refresh of each */
+    double *drift;         /* behind the flags: drift of roots or bases, for adaptive refresh */
     double *residuals;
-    int32_t *orders; /* on the device: how the latest tracking permuted each basis */
+    int32_t *orders; /* on the device: permutation of each basis by the latest tracking */
     /* on the host, one per factor */
-    int32_t *phase;    /* the step of a period in which it is refreshed */
+    int32_t *phase;    /* the step of the interval in which it is refreshed */
     uint8_t *refresh;  /* at this step */
-    uint8_t *failures; /* how often a refresh was found failed: then more damping, then the eigen method */
-    uint8_t *gap;      /* adaptive: 2^gap steps between two refreshes, and from the next refresh on 2^next_gap */
+    uint8_t *failures; /* consecutive failed refreshes: more damping, then the eigen method */
+    uint8_t *gap;      /* adaptive: 2^gap steps to the next refresh, and 2^next_gap after it */
     uint8_t *next_gap;
-    uint8_t *unread;      /* what became of its latest refresh has not been looked at: see outcomes.c */
-    int32_t *block_batch; /* whose it is, and which block of that block batch */
+    uint8_t *unread;      /* the status of its latest refresh has not been read: see outcomes.c */
+    int32_t *block_batch; /* its block batch, and its block in that batch */
     int64_t *block;
-    int64_t *global_index; /* among all ranks' factors */
+    int64_t *global_index; /* of all ranks' factors */
     int64_t *refreshed;    /* the step of its latest refresh, counted from 1; 0 for none since it was made or loaded */
-    int32_t phases;        /* the period that `phase` was made for, 0 for none yet */
-    void *readback; /* of flags and drift, where the device has memory of its own; NULL until the first refresh */
+    int32_t phases;        /* the interval `phase` was planned for, 0: not planned */
+    void *readback;        /* of flags and drift on a GPU; NULL until the first refresh */
 } tchi_factor_batch;
 
-/* The numbers of a group on the device. */
+/* The hyperparameters of a group on the device. */
 typedef struct tchi_group_numbers {
     tch_hyper main;    /* of the optimizer's own method */
-    tch_hyper scalar;  /* of AdamW for the rest; spare[0] is the ratio of its learning rate to that of `main` */
+    tch_hyper scalar;  /* of AdamW in an optimizer of matrices; spare[0] is its learning rate over that of `main` */
     tch_hyper factors; /* SOAP: beta2 is shampoo_beta */
     tch_hyper tile;    /* `main` with a learning rate of -1 and no decay: a parameter at 0 becomes the direction */
     tch_clock clock;   /* SOAP: weights of the factors' moving average */
@@ -144,7 +144,7 @@ typedef struct tchi_group_numbers {
 typedef struct tchi_group {
     tch_optim_config config;
     tchi_group_numbers *numbers; /* on the device */
-    bool stale;                  /* the device has not seen the latest numbers */
+    bool numbers_changed;        /* since they were last copied to the device */
     const tch_tensor *lr;        /* NULL, or points to lr_tensor */
     tch_tensor lr_tensor;
     int64_t lr_shape[TCH_MAX_RANK];
@@ -152,25 +152,25 @@ typedef struct tchi_group {
     int32_t first_block_batch, block_batches;
     int32_t first_factor_batch, factor_batches;
     int64_t first_state, states;
-    struct tchi_exchange *exchange; /* where the optimizer is shared, or NULL */
+    struct tchi_exchange *exchange; /* with a group of ranks, or NULL */
 } tchi_group;
 
-/* What a tensor of the state belongs to, and so who has it where ranks share an optimizer. */
+/* What a tensor of the state belongs to, which decides the ranks that hold it. */
 typedef enum tchi_state_kind {
     TCHI_STATE_OF_BLOCK,   /* a block or tile: its owner */
     TCHI_STATE_OF_PARAM,   /* a parameter: every rank */
-    TCHI_STATE_LIKE_PARAM, /* the same, laid out like the parameter: of a shard every rank has its own */
-    TCHI_STATE_LIKE_TILE   /* laid out like a tile, a rectangle of what one process has like the parameter */
+    TCHI_STATE_LIKE_PARAM, /* a parameter, in its layout: every rank holds its shard */
+    TCHI_STATE_LIKE_TILE   /* in the layout of a tile: a rectangle of parameter-like state */
 } tchi_state_kind;
 
-/* One named tensor of the state, in memory of its own: callers hold views of it. */
+/* One named tensor of the state, allocated separately: callers hold views of it. */
 typedef struct tchi_state {
     size_t bytes; /* of this struct, the name included */
     int32_t param;
     tchi_state_kind kind;
-    int32_t tile;      /* LIKE_TILE: which of this rank's */
-    int64_t symmetric; /* the size of a symmetric matrix, which a file may have in another form; 0: it is none */
-    int32_t moment; /* 1 and 2: the first and second moment of one that state_dtype is for; with a minus their scales */
+    int32_t tile;      /* LIKE_TILE: index in this rank's tiles */
+    int64_t symmetric; /* size of a symmetric matrix, which a file may store differently; else 0 */
+    int32_t moment;    /* 1, 2: first or second moment, subject to state_dtype; negative: its scales */
     tch_tensor tensor;
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
     char name[];
@@ -183,10 +183,10 @@ typedef struct tchi_chunk {
     bool is_state; /* from the caller's allocator, if there is one */
 } tchi_chunk;
 
-/* What the device keeps for a step beside hyperparameters. */
+/* Per-step state on the device other than hyperparameters. */
 typedef struct tchi_control {
     int32_t found, skip;
-    double counts[2]; /* steps asked for, steps skipped */
+    double counts[2]; /* steps, skipped steps */
 } tchi_control;
 
 typedef struct tchi_optim_method tchi_optim_method; /* see method.h */
@@ -196,35 +196,35 @@ struct tch_optimizer {
     tch_context *context;
     const tchi_optim_method *method;
     tch_state_allocator allocator; /* allocate is NULL for the pool */
-    tchi_shared *shared;           /* NULL: it is alone */
+    tchi_shared *shared;           /* NULL: one process */
     tchi_list groups, params, blocks, block_batches, factor_batches, states, chunks;
     tchi_list tiles;       /* tchi_param: those that this rank owns */
     tchi_control *control; /* on the device */
     /* scratch of a step */
-    void *scratch_block; /* on the device; the pointers below lead into it */
+    void *scratch_block; /* on the device; the pointers below point into it */
     int64_t scratch_bytes;
     char *scratch;      /* work buffers of a chunk */
-    int64_t work_bytes; /* of the work buffers, and of those that follow */
+    int64_t work_bytes; /* of the work buffers and the following ones */
     char *unpacked;     /* work buffers for matrices that are kept packed: see tensor_modes.h */
     int64_t unpacked_bytes;
     int64_t most_rects;      /* of a chunk */
-    int64_t least_workspace; /* with which a refresh can be done at all */
-    bool lends_workspace;    /* to the step, as scratch: the caller captures no graph, which would hold on to it */
-    /* in scratch, one each for a block of a chunk */
+    int64_t least_workspace; /* minimum for a refresh */
+    bool lends_workspace;    /* as scratch of the step; not during capture, as a graph would keep its address */
+    /* in scratch, one for each block of a chunk */
     double *target_norms, *norms;
-    uint32_t *notes[2]; /* the backend's, of its gradient and of what the filter makes of it */
+    uint32_t *notes[2]; /* of the backend, for the gradient and the filtered gradient */
     void *graft_scratch;
-    char *copies; /* on the device: gradients whose layout is not their parameter's */
+    char *copies; /* on the device: gradients whose layout differs from their parameter's */
     int64_t copies_bytes;
     tchi_list rect_list, clock_list, gradient_list;
     tchi_list counts;  /* int64_t, as a checkpoint holds them: see save.c */
     tch_rect *rects;   /* on the host */
-    int64_t steps;     /* asked for */
+    int64_t steps;     /* calls of tch_optimizer_step */
     int64_t refreshes; /* factors refreshed */
     int64_t state_bytes;
     int64_t device_bytes;       /* memory of the GPU; 0 on a CPU */
     tch_status failed;          /* not TCH_OK after an error of the device */
-    tchi_recordings recordings; /* of what follows the gathering of gradients */
+    tchi_recordings recordings; /* of the work after the gathering of gradients */
 };
 
 static inline tchi_group *tchi_group_at(const tch_optimizer *o, int32_t i)
@@ -247,7 +247,7 @@ static inline tchi_factor_batch *tchi_factor_batch_at(const tch_optimizer *o, in
 {
     return (tchi_factor_batch *)o->factor_batches.items + i;
 }
-/* Of the factors of a block batch along dimension k; NULL where it has none. */
+/* The factors of a block batch along dimension k; NULL if there are none. */
 static inline tchi_factor_batch *tchi_factor_batch_of(const tch_optimizer *o, const tchi_block_batch *batch, int32_t k)
 {
     return batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(o, batch->factor_batch[k]);

@@ -72,7 +72,7 @@ static void spread(tchi_factor_batch *f, double share, double *load, int32_t par
     int64_t counts[MOST_PERIOD] = {0};
     count_parts(f, share, load, parts, counts);
     int64_t at = 0;
-    int64_t end = 0; /* among the factors of all ranks */
+    int64_t end = 0; /* of the factors of all ranks */
     for (int32_t i = 0; i < parts; i++) {
         end += counts[i];
         while (at < f->count && f->global_index[at] < end) {

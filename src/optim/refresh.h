@@ -1,25 +1,24 @@
-/* When factors are refreshed, and the refresh of roots. The plan of a period spreads the work over its steps; it
- * depends on the sizes and the period alone, so a training that is resumed follows the same plan. */
+/* The schedule of refreshes, and the refresh of roots. The plan of an interval balances the cost of its steps; it
+ * depends only on the sizes and the interval, so a resumed run follows the same plan. */
 #ifndef TCHI_OPTIM_REFRESH_H
 #define TCHI_OPTIM_REFRESH_H
 
 #include "optimizer.h"
 #include "rects.h"
 
-/* Assigns every factor of the group a step of the period, so that steps cost about the same. For benchmarks, too. */
+/* Assigns every factor of the group a step of the interval, balancing cost. Also used by benchmarks. */
 void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
 
-/* Marks the factors of the group to refresh at this step; false when there are none. */
+/* Marks the factors of the group to refresh in this step; false if there are none. */
 bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
-/* Whether factors are refreshed adaptively. */
+/* Whether refresh is adaptive. */
 bool tchi_refresh_by_need(const tch_optim_config *config);
 
-/* How many steps, as a power of two, lie between refreshes from now on, where they were 2^gap and the last one found a
- * root or basis off by `drift`. */
+/* log2 of the next refresh interval, after an interval of 2^gap at whose end a root or basis was off by `drift`. */
 uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift);
 
-/* How many steps lie between two refreshes of a factor, as scheduled now. */
+/* The current refresh interval of a factor, in steps. */
 int32_t tchi_refresh_interval(const tch_optim_config *config, const tchi_factor_batch *factor_batch, int64_t factor);
 
 /* Whether a factor of the run's blocks is refreshed at this step. */
@@ -31,7 +30,7 @@ static inline bool tchi_refresh_failed(const tch_optim_config *config, int32_t r
     return report != TCH_REPORT_OK && (report != TCH_REPORT_NOT_POSITIVE || config->eps > 0.0);
 }
 
-/* How the roots of a factor batch are taken from factors whose last refreshes failed so many times. */
+/* The configuration of the roots of a factor batch after this many failed refreshes. */
 tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_factor_batch *factor_batch,
                                  double relative_eps, int failures);
 
@@ -42,49 +41,49 @@ tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group);
  * tchi_outcomes_note and tchi_outcomes_ask. */
 tch_status tchi_refresh_run_roots(tch_optimizer *optimizer, const tchi_run *run, int32_t k);
 
-/* The step, counted by a parameter's gradients, at which its first roots are taken. */
+/* The step, counted by a parameter's gradients, at which its roots are first computed. */
 int64_t tchi_refresh_first(const tch_optim_config *config);
 
-/* Makes the workspace stay within what the optimizer's budget leaves for it; give the result back to _restore. */
+/* Limits the workspace to what the optimizer's budget leaves for it; pass the result to _restore. */
 int64_t tchi_workspace_hold(const tch_optimizer *optimizer);
 void tchi_workspace_restore(const tch_optimizer *optimizer, int64_t before);
 
 /* --- outcomes.c -------------------------------------------------------------------------------------------------- */
 
-/* Memory for the outcomes of a factor batch, which begins with the flags; and where its drift is in that. */
+/* Bytes of the outcomes of a factor batch, which begin with the flags; and the position of its drift. */
 int64_t tchi_outcome_bytes(const tchi_factor_batch *factor_batch);
 double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags);
 
-/* Notes how the latest refreshes of factors to be refreshed have ended. May wait for the refresh of the last step. */
+/* Reads the status of the latest refresh of the factors to be refreshed. May wait for the previous step's refresh. */
 tch_status tchi_outcomes_note(tch_optimizer *optimizer, int32_t group);
 
-/* After a refresh: the host will want to know what became of it. */
+/* After a refresh: queues the copy of its status to the host. */
 tch_status tchi_outcomes_ask(tch_optimizer *optimizer, int32_t group);
 
-/* Notes all that is not noted yet, for checkpoints: it would be noted in any case. Waits for the device. */
+/* Reads all statuses not read yet, for checkpoints. Synchronizes. */
 tch_status tchi_outcomes_settle(tch_optimizer *optimizer);
 
-/* Failures and gaps were set from outside: what became of earlier refreshes is forgotten. */
+/* Discards the status of earlier refreshes, after failures and gaps have been loaded. */
 void tchi_outcomes_forget(tchi_factor_batch *factor_batch, int64_t factor);
 
 /* --- counts.c ---------------------------------------------------------------------------------------------------- */
 
 #define TCHI_MOST_FAILURES 2 /* failed refreshes of a factor that make a difference: see refresh.c */
 
-/* What is kept of a factor, as one number: its failures, and the gaps of adaptive refreshes. One that is not such a
- * number says false. Files of earlier versions have failures alone. */
+/* A factor's failures and adaptive intervals as one number, and whether a number is valid. Files of earlier versions
+ * have failures alone. */
 #define TCHI_MOST_FACTOR_COUNT 0xFFF
 int64_t tchi_factor_count(const tchi_factor_batch *factor_batch, int64_t factor);
 bool tchi_is_factor_count(int64_t count);
 void tchi_factor_resume(tchi_factor_batch *factor_batch, int64_t factor, int64_t count);
 
-/* Steps are counted here and, as a double, by the clocks on the device: above this a step and the next are the same. */
+/* Above this a step and the next are the same double, as which the clocks on the device count. */
 #define TCHI_MOST_STEPS ((int64_t)1 << 53)
 
-/* Whether a clock can stand there: at a whole number of steps. */
+/* Whether a clock may have this value: a whole number of steps. */
 bool tchi_is_clock(double step);
 
-/* Puts a parameter where it was after `steps_seen` steps with a gradient, its clock at `step`. */
+/* Restores a parameter's counters: `steps_seen` steps with a gradient, its clock at `step`. */
 void tchi_param_resume(tchi_param *param, int64_t steps_seen, double step);
 
 #endif

@@ -14,17 +14,10 @@
 #include "saved_state.h"
 #include "shared/shared.h"
 
-static tch_status check_prefix(const char *function, const char *prefix)
+/* The settings of a group: "prefix/group0.lr". */
+static const char *group_prefix(char text[TCHI_SAVED_NAME], const char *prefix, int32_t group)
 {
-    if (prefix == NULL || prefix[0] == '\0' || strlen(prefix) >= TCHI_NAME_SIZE) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: prefix must have 1 to %d bytes", function, TCHI_NAME_SIZE - 1);
-    }
-    return TCH_OK;
-}
-
-static const char *option_key(char *text, const char *prefix, int32_t group, const char *option)
-{
-    snprintf(text, TCHI_SAVED_NAME, "%s/group%d.%s", prefix, group, option);
+    snprintf(text, TCHI_SAVED_NAME, "%s/group%d.", prefix, group);
     return text;
 }
 
@@ -49,25 +42,22 @@ static tch_status save_settings(const tch_optimizer *o, tch_checkpoint_writer *w
         TCHI_TRY(tch_checkpoint_writer_set_text(writer, tchi_saved_name(key, prefix, model_name), model_text(o, text)));
     }
     for (int32_t g = 0; g < o->groups.count; g++) {
-        for (int32_t i = 0; tchi_config_key(i) != NULL; i++) {
-            TCHI_TRY(tch_checkpoint_writer_set_number(writer, option_key(key, prefix, g, tchi_config_key(i)),
-                                                      tchi_config_get(&tchi_group_at(o, g)->config, i)));
-        }
+        TCHI_TRY(
+            tchi_options_save(&tchi_optim_options, &tchi_group_at(o, g)->config, writer, group_prefix(key, prefix, g)));
     }
     return TCH_OK;
 }
 
 tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix)
 {
-    if (optimizer == NULL || writer == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_save: %s is NULL",
-                         optimizer == NULL ? "optimizer" : "writer");
+    if (optimizer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_save: optimizer is NULL");
     }
+    TCHI_TRY(tchi_saved_check_arguments("tch_optimizer_save", writer, "writer", prefix));
     TCHI_ENTER(optimizer->context, "tch_optimizer_save");
-    TCHI_TRY(check_prefix("tch_optimizer_save", prefix));
     if (optimizer->failed != TCH_OK) {
         return tchi_fail(optimizer->failed,
-                         "tch_optimizer_save: a step of this optimizer failed, and its state is not whole");
+                         "tch_optimizer_save: a step of this optimizer failed, and its state is incomplete");
     }
     TCHI_TRY(tchi_saved_counts_add(optimizer, writer, prefix));
     for (int32_t i = 0; i < optimizer->states.count; i++) {
@@ -119,43 +109,13 @@ static tch_status check_model(const tch_optimizer *o, const tch_checkpoint *file
     return TCH_OK;
 }
 
-static bool is_among(const char *name, const char *const *names)
-{
-    while (*names != NULL && strcmp(name, *names) != 0) {
-        names++;
-    }
-    return *names != NULL;
-}
-
-/* Options that files of earlier versions do not have: there the optimizer keeps its own. */
-static const char *const came_later[] = {"scalar_base_lr", "refresh_drift",  "refresh_budget", "world_invariant",
-                                         "state_dtype",    "packed_factors", "root_dtype",     NULL};
-
-/* Options that say how a step is computed on this machine, not what: these stay the optimizer's own. */
-static const char *const local[] = {"world_invariant", "state_dtype", "packed_factors", "root_dtype",
-                                    "memory_budget",   "nonfinite",   "precision",      NULL};
-
-/* The settings of one group as the file has them, checked; options that cannot change must be the same. */
+/* The settings of a group in the file, checked; options that cannot change must be equal. */
 static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, int32_t group,
                                 tch_optim_config *config)
 {
     char key[TCHI_SAVED_NAME];
-    char what[TCHI_SAVED_NAME + 32];
     *config = tchi_group_at(o, group)->config;
-    for (int32_t i = 0; tchi_config_key(i) != NULL; i++) {
-        const char *name = tchi_config_key(i);
-        double value;
-        option_key(key, prefix, group, name);
-        if (is_among(name, came_later) && tch_checkpoint_text(file, key) == NULL) {
-            continue;
-        }
-        TCHI_TRY(tch_checkpoint_number(file, key, &value));
-        snprintf(what, sizeof what, "the checkpoint's '%s'", key);
-        TCHI_TRY(tchi_config_check_value(what, i, value));
-        if (!is_among(name, local)) {
-            tchi_config_set(config, i, value);
-        }
-    }
+    TCHI_TRY(tchi_options_load(&tchi_optim_options, config, file, group_prefix(key, prefix, group)));
     TCHI_TRY(tchi_config_check("tch_optimizer_load", config));
     return tchi_config_check_change(&tchi_group_at(o, group)->config, config);
 }
@@ -166,7 +126,7 @@ static tch_status check_state_dtype(const tch_optimizer *o, const tch_checkpoint
 {
     char key[TCHI_SAVED_NAME];
     double value = 0.0;
-    option_key(key, prefix, group, "state_dtype");
+    snprintf(key, sizeof key, "%s/group%d.state_dtype", prefix, group);
     if (tch_checkpoint_text(file, key) != NULL) {
         TCHI_TRY(tch_checkpoint_number(file, key, &value));
     }
@@ -183,12 +143,7 @@ static tch_status check_state_dtype(const tch_optimizer *o, const tch_checkpoint
 static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
 {
     char key[TCHI_SAVED_NAME];
-    const char *kind = tch_checkpoint_text(file, tchi_saved_name(key, prefix, "kind"));
-    const char *mine = o->method->name;
-    if (kind == NULL || strcmp(kind, mine) != 0) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint's '%s' is a state of %s, expected one of %s", prefix,
-                         kind == NULL ? "no optimizer" : kind, mine);
-    }
+    TCHI_TRY(tchi_saved_check_kind(file, prefix, o->method->name));
     int64_t seed;
     TCHI_TRY(tch_checkpoint_integer(file, tchi_saved_name(key, prefix, "seed"), &seed));
     for (int32_t g = 0; g < o->groups.count; g++) {
@@ -246,7 +201,7 @@ static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const c
     }
     for (int32_t g = 0; g < o->groups.count; g++) {
         TCHI_TRY(read_settings(o, file, prefix, g, &tchi_group_at(o, g)->config));
-        tchi_group_at(o, g)->stale = true;
+        tchi_group_at(o, g)->numbers_changed = true;
     }
     int64_t seed;
     TCHI_TRY(tch_checkpoint_integer(file, tchi_saved_name(name, prefix, "seed"), &seed));
@@ -258,10 +213,7 @@ static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const c
 /* Everything but the tensors' bytes, before anything is written. */
 static tch_status check_all(tch_optimizer *o, const tch_checkpoint *file, const char *prefix, host_side *read)
 {
-    if (file == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_load: checkpoint is NULL");
-    }
-    TCHI_TRY(check_prefix("tch_optimizer_load", prefix));
+    TCHI_TRY(tchi_saved_check_arguments("tch_optimizer_load", file, "checkpoint", prefix));
     TCHI_TRY(check_settings(o, file, prefix));
     for (int32_t i = 0; i < o->states.count; i++) {
         TCHI_TRY(tchi_saved_state_check(o, i, file, prefix));
@@ -291,7 +243,7 @@ tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoi
     host_side read = {.counts = {.item_size = sizeof(int64_t)}, .clocks = {.item_size = sizeof(double)}};
     tch_status status = agree(optimizer, check_all(optimizer, checkpoint, prefix, &read), &read, "nothing was changed");
     if (status == TCH_OK) {
-        status = agree(optimizer, load_all(optimizer, checkpoint, prefix, &read), &read, "the state is not whole");
+        status = agree(optimizer, load_all(optimizer, checkpoint, prefix, &read), &read, "the state is incomplete");
         optimizer->failed = status;
     }
     tchi_list_release(&read.counts);

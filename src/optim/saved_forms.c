@@ -30,7 +30,7 @@ static int64_t elements(int64_t n, bool packed)
     return packed ? n * (n + 1) / 2 : n * n;
 }
 
-static bool is_narrow_or_float(tch_dtype dtype)
+static bool is_bf16_or_f32(tch_dtype dtype)
 {
     return tch_dtype_equal(dtype, TCH_FLOAT32) || tch_dtype_equal(dtype, TCH_BFLOAT16);
 }
@@ -43,7 +43,7 @@ static matrix_form matrix_form_in(const tchi_state *s, const tch_checkpoint *fil
     int64_t index = s->symmetric > 0 ? tch_checkpoint_find(file, name) : -1;
     if (index >= 0 && tch_checkpoint_get_info(file, index, &info) == TCH_OK) {
         f.packed = info.ndim == 1 || info.ndim == 2 ? info.ndim == 1 : f.packed;
-        f.dtype = is_narrow_or_float(info.dtype) && is_narrow_or_float(f.dtype) ? info.dtype : f.dtype;
+        f.dtype = is_bf16_or_f32(info.dtype) && is_bf16_or_f32(f.dtype) ? info.dtype : f.dtype;
     }
     f.shape[0] = f.packed ? elements(s->symmetric, true) : s->symmetric;
     f.shape[1] = s->symmetric;

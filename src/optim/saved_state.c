@@ -1,20 +1,12 @@
 /* See saved_state.h. */
 #include "saved_state.h"
 
-#include <stdio.h>
 #include <string.h>
 
-#include "core/check.h"
 #include "core/status.h"
 
 #include "shape.h"
 #include "shared/shared.h"
-
-const char *tchi_saved_name(char text[TCHI_SAVED_NAME], const char *prefix, const char *name)
-{
-    snprintf(text, TCHI_SAVED_NAME, "%s/%s", prefix, name);
-    return text;
-}
 
 int32_t tchi_saved_shape(const tch_optimizer *optimizer, int32_t param, const int64_t **shape)
 {
@@ -112,36 +104,6 @@ tch_status tchi_saved_state_add(const tch_optimizer *optimizer, int64_t index, t
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
 
-static tch_status is_missing(const char *name)
-{
-    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no '%s': it is of another model or of other options",
-                     name);
-}
-
-tch_status tchi_saved_check(const tch_checkpoint *file, const char *name, const tch_tensor *tensor)
-{
-    tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
-    int64_t index = tch_checkpoint_find(file, name);
-    if (index < 0) {
-        return is_missing(name);
-    }
-    TCHI_TRY(tch_checkpoint_get_info(file, index, &info));
-    bool same = info.ndim == tensor->ndim && tch_dtype_equal(info.dtype, tensor->dtype);
-    for (int32_t k = 0; same && k < tensor->ndim; k++) {
-        same = info.shape[k] == tensor->shape[k];
-    }
-    if (!same) {
-        char expected[TCHI_DESCRIBE_SIZE];
-        char found[TCHI_DESCRIBE_SIZE];
-        tch_tensor theirs = {.ndim = info.ndim > TCH_MAX_RANK ? TCH_MAX_RANK : info.ndim,
-                             .shape = (int64_t *)info.shape};
-        return tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' is %s %s, expected %s %s", name, info.type,
-                         tchi_describe_shape(&theirs, found, sizeof found), tch_dtype_name(tensor->dtype),
-                         tchi_describe_shape(tensor, expected, sizeof expected));
-    }
-    return TCH_OK;
-}
-
 /* What is to be done about a tensor that the file may have in another form. */
 typedef enum form { AS_IT_IS, CONVERTED, MADE_WITH_ITS_MOMENT, REPACKED } form;
 
@@ -181,7 +143,7 @@ static tch_status check_one(const tch_checkpoint *file, const tchi_state *s, con
         return tchi_saved_check(file, f->name, &f->tensor);
     }
     tch_status status = tch_checkpoint_check_shard(file, f->name, f->whole, f->start, &f->tensor);
-    return status == TCH_ERR_INVALID_ARGUMENT ? is_missing(f->name) : status;
+    return status == TCH_ERR_INVALID_ARGUMENT ? tchi_saved_missing(f->name) : status;
 }
 
 tch_status tchi_saved_state_check(const tch_optimizer *optimizer, int64_t index, const tch_checkpoint *file,

@@ -8,21 +8,15 @@
 #ifndef TCHI_OPTIM_SAVED_STATE_H
 #define TCHI_OPTIM_SAVED_STATE_H
 
+#include "core/saved.h"
+
 #include "optimizer.h"
-
-#define TCHI_SAVED_NAME (3 * TCHI_NAME_SIZE)
-
-/* "prefix/name" */
-const char *tchi_saved_name(char text[TCHI_SAVED_NAME], const char *prefix, const char *name);
 
 /* The shape of a whole parameter. */
 int32_t tchi_saved_shape(const tch_optimizer *optimizer, int32_t param, const int64_t **shape);
 
 /* Of what every rank has, this one saves that of the parameter: every rank some. */
 bool tchi_saves_param(const tch_optimizer *optimizer, int32_t param);
-
-/* The file has a tensor of this name, shape and type, or says what it has instead. */
-tch_status tchi_saved_check(const tch_checkpoint *file, const char *name, const tch_tensor *tensor);
 
 /* Tensor `index` of the state: to a writer, beside a file, out of a file. */
 tch_status tchi_saved_state_add(const tch_optimizer *optimizer, int64_t index, tch_checkpoint_writer *writer,

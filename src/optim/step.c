@@ -29,8 +29,8 @@ static tch_status check_gradient(const tch_context *context, const tchi_param *p
     char name[TCHI_NAME_SIZE + 32];
     if (tchi_check_input(context, grad, p->name) == TCH_OK && same_shape(p, grad)) {
         tch_scalar type = tchi_scalar_of(grad->dtype);
-        bool narrow = type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
-        if (type == p->type || (p->type == TCH_SCALAR_F32 && narrow)) {
+        bool fp16 = type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
+        if (type == p->type || (p->type == TCH_SCALAR_F32 && fp16)) {
             return TCH_OK;
         }
     }
@@ -84,7 +84,7 @@ static tch_status check_step(tch_optimizer *o, int32_t count, const tch_tensor *
 {
     if (o->failed != TCH_OK) {
         return tchi_fail(o->failed,
-                         "an earlier step of this optimizer failed on the device, and its state is not whole; "
+                         "an earlier step of this optimizer failed on the device, and its state is incomplete; "
                          "load a checkpoint or make a new one");
     }
     if (count != o->params.count || (count > 0 && gradients == NULL)) {
@@ -372,9 +372,9 @@ static tch_status step_elementwise(tch_optimizer *o, const tchi_step *now, int32
 static tch_status step_group(tch_optimizer *o, const tchi_step *now, int32_t index)
 {
     tchi_group *g = tchi_group_at(o, index);
-    if (g->stale) {
+    if (g->numbers_changed) {
         TCHI_TRY(store_numbers(o, g));
-        g->stale = false;
+        g->numbers_changed = false;
     }
     if (g->lr != NULL) {
         TCHI_TRY(read_lr(o, g));

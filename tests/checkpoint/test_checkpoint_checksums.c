@@ -424,7 +424,7 @@ TEST(what_others_may_not_change)
               "are not those that were written");
     check_bad(open_made(20, &c, MADE("\"k\":\"v\"", A "," B)), &c, "are not those that were written");
     check_bad(open_made(20, &c, MADE(SETTINGS ",\"x\":\"\"", A "," B)), &c, "are not those that were written");
-    check_bad(open_made(8, &c, MADE(SETTINGS, A)), &c, "there is a checksum of \"b\", and no such tensor");
+    check_bad(open_made(8, &c, MADE(SETTINGS, A)), &c, "there is a checksum of \"b\", but no such tensor");
     check_bad(open_made(20, &c, MADE(SETTINGS, A ",\"b\":{\"dtype\":\"F32\",\"shape\":[1,3],\"data_offsets\":[8,20]}")),
               &c, "are not those that were written");
     check_bad(open_made(20, &c, MADE(SETTINGS, A ",\"b\":{\"dtype\":\"I32\",\"shape\":[3,1],\"data_offsets\":[8,20]}")),
@@ -435,9 +435,9 @@ TEST(what_others_may_not_change)
     check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s}," A "," B "}", h.own, h.a), &c,
               "are not those that were written");
     check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.a), &c,
-              "the checksum of \"a\" is there twice");
+              "the checksum of \"a\" occurs twice");
     check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.own),
-              &c, "\"torchium.crc32c\" is there twice");
+              &c, "\"torchium.crc32c\" occurs twice");
     check_bad(open_made(8, &c, "{\"__metadata__\":{%s,\"torchium.crc32c/a\":\"12345\"}," A "}", h.own), &c,
               "the checksum of a is \"12345\", expected 8");
     check_bad(open_made(8, &c, "{\"__metadata__\":{%s,\"torchium.crc32c/a\":\"+1234567\"}," A "}", h.own), &c,

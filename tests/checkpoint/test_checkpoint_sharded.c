@@ -580,7 +580,7 @@ TEST_IN_FOLDER(good_and_bad_indexes)
         {"{\"weight_map\":{\"w\":\"missing.safetensors\"}}", "missing.safetensors: it cannot be opened"},
         {"{\"weight_map\":{\"w\":\"good\"}}", "says that it has"},
         {"{\"weight_map\":{\"a\":\"good\",\"a\":\"good\"}}", "two tensors are called \"a\""},
-        {"{\"weight_map\":{},\"weight_map\":{}}", "is there twice"},
+        {"{\"weight_map\":{},\"weight_map\":{}}", "occurs twice"},
         {"{\"weight_map\":{\"a\":1}}", "expected a string"},
         {"{\"metadata\":{\"a\":[1,{},\"\\u0041\"],\"b\":,}},\"weight_map\":{}}", "expected"},
         {"{\"weight_map\":{}} x", "expected the end of the index"},

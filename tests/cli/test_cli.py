@@ -91,16 +91,16 @@ class Usage(unittest.TestCase):
 
     def test_numbers_are_read_strictly(self):
         for text in ("25O", "-5", "0", "", " 7", "7 ", "0x10", "1e3", "1.5", "99999999999999999999", "nan"):
-            self.assert_usage(["train", "--samples", text], "--samples takes a whole number")
-            self.assert_usage(["train", f"--samples={text}"], "--samples takes a whole number")
+            self.assert_usage(["train", "--samples", text], "--samples must be an integer")
+            self.assert_usage(["train", f"--samples={text}"], "--samples must be an integer")
         for text in ("1e6x", "inf", "nan", "", "0", "-1e6", "1e400", "0x1p4"):
-            self.assert_usage(["bench", "--seconds", text], "--seconds takes a number")
+            self.assert_usage(["bench", "--seconds", text], "--seconds must be a number")
 
     def test_a_number_too_large_is_told_what_is_allowed(self):
         """What was written and both ends of the range: it is not enough to say that 99... is not at least 2."""
         for option, least, most in (("--samples", 2, 10**7), ("--batch", 1, 10**7), ("--seed", 0, 9 * 10**18)):
             for text in ("99999999999999999999", "9223372036854775807", "-1", "-99999999999999999999"):
-                wanted = f"{option} takes a whole number from {least} to {most}, not '{text}'"
+                wanted = f"{option} must be an integer from {least} to {most}, not '{text}'"
                 self.assert_usage(["train", option, text], wanted)
         self.assert_usage(["bench", "--seconds", "1e9"], "from 0.001 to 600, not '1e9'")
 

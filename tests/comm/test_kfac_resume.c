@@ -332,7 +332,7 @@ TEST_IN_FOLDER(another_model)
         const char *words;
     } cases[] = {
         {rename_one, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'kfac/another/input_factor'"},
-        {widen_one, 0, TCH_ERR_SHAPE, "'kfac/layer4/input_factor' has another shape or type"},
+        {widen_one, 0, TCH_ERR_SHAPE, "'kfac/layer4/input_factor' is F"},
         {NULL, KFAC_LAYERS - 1, TCH_ERR_SHAPE, "kfac/counts"},
     };
     const char *path = test_path(INDEX);
@@ -474,8 +474,8 @@ TEST_IN_FOLDER(damaged_files)
         r.repaired[rank] = good;
     }
     run_ranks(&r);
-    expect(&r, 0, TCH_ERR_COMM, "the state is not whole");
-    expect(&r, 1, TCH_ERR_COMM, "the state is not whole");
+    expect(&r, 0, TCH_ERR_COMM, "the state is incomplete");
+    expect(&r, 1, TCH_ERR_COMM, "the state is incomplete");
     expect(&r, 2, TCH_ERR_IO, "the file is damaged");
     for (int32_t rank = 0; rank < 3; rank++) {
         CHECK(r.after[rank] != TCH_OK, "rank %d went on with half a state", rank);

@@ -68,7 +68,7 @@ static training begin_kind(tch_context *context, tch_optim_kind kind)
 {
     tch_optim_config config = test_optim_defaults(kind);
     config.lr = 0.01;
-    config.precondition_frequency = 1;
+    config.shampoo.precondition_frequency = 1;
     return begin_optimizer(context, &config);
 }
 
@@ -216,21 +216,21 @@ TEST(optimizers_are_captured_and_replayed)
         tch_optim_config config = test_optim_defaults((tch_optim_kind)kind);
         config.lr = 0.01;
         config.momentum = kind == TCH_OPTIM_SGD ? 0.9 : config.momentum;
-        config.precondition_frequency = 1;
-        config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 40 : config.max_preconditioner_dim;
+        config.shampoo.precondition_frequency = 1;
+        config.shampoo.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 40 : config.shampoo.max_preconditioner_dim;
         for (int dtype = TCH_STATE_FLOAT32; dtype <= TCH_STATE_INT8; dtype++) {
             char name[64];
-            config.state_dtype = (tch_state_dtype)dtype;
+            config.memory.state_dtype = (tch_state_dtype)dtype;
             snprintf(name, sizeof name, "%s, state_dtype %d", tch_optim_kind_name(config.kind), dtype);
             check_optimizer(&config, name);
         }
     }
     tch_optim_config config = test_optim_defaults(TCH_OPTIM_SHAMPOO);
-    config.grafting = TCH_GRAFTING_ADAM;
+    config.shampoo.grafting = TCH_GRAFTING_ADAM;
     config.beta2 = 0.99;
     config.momentum = 0.5;
-    config.precondition_frequency = 100;
-    config.stagger = 0;
+    config.shampoo.precondition_frequency = 100;
+    config.shampoo.stagger = 0;
     check_optimizer(&config, "shampoo between refreshes");
 }
 
@@ -239,7 +239,7 @@ TEST(kfac_is_captured_and_replayed)
     for (int method = 0; method < TCH_KFAC_METHOD_COUNT; method++) {
         tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
         config.method = (tch_kfac_method)method;
-        config.bias_correction = 0;
+        config.use_bias_correction = 0;
         test_case("KFAC, method %d", method);
         cudaStream_t stream = test_enter_stream(recording);
         training called = begin_kfac(recording, &config);

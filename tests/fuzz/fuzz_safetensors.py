@@ -31,7 +31,7 @@ STRICTER = {
     r"a header begins with '{'": "white space before the header",
     r"a number is above 2\^63 - 1": "a size above 2^63 - 1",
     r"a string contains NUL": "a NUL character in a string",
-    r"the setting .* is there twice": "a key of __metadata__ that is there twice",
+    r"the setting .* occurs twice": "a key of __metadata__ that occurs twice",
     r"checksum|are not those that were written": "checksums",
     r"written by a later Torchium|a file of Torchium whose": "the version of the format",
     r"the shard \"": "a shard fits its description, its name and the others",
@@ -105,7 +105,7 @@ def rule_for(message, content):
     (length,) = struct.unpack("<Q", content[:8])
     names = [name for name, _ in json.loads(content[8 : 8 + length], object_pairs_hook=list)]
     if len(set(names)) < len(names):
-        return "a name that is there twice"
+        return "a name that occurs twice"
     return next((rule for pattern, rule in STRICTER.items() if re.search(pattern, message)), None)
 
 

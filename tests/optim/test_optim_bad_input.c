@@ -159,7 +159,7 @@ TEST(options_that_do_not_go_together)
         {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_NORMUON, {FIELD(beta2)}, {1}},
         {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_SOAP, {FIELD(beta2)}, {1}},
         {"no damping", "eps", TCH_OPTIM_SHAMPOO, {FIELD(eps), FIELD(numerics.damping)}, {0, 0}},
-        {"amsgrad in codes", "amsgrad", TCH_OPTIM_ADAMW, {FIELD(amsgrad), FIELD(memory.state_dtype)}, {1, TCH_STATE_INT8}},
+        {"int8 amsgrad", "amsgrad", TCH_OPTIM_ADAMW, {FIELD(amsgrad), FIELD(memory.state_dtype)}, {1, TCH_STATE_INT8}},
         {"no kind", "kind", TCH_OPTIM_SGD, {FIELD(kind)}, {99}},
         {"no struct_size", "config", TCH_OPTIM_SGD, {FIELD(struct_size)}, {sizeof(tch_optim_config) - 8}},
         /* clang-format on */

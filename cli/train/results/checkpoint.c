@@ -299,7 +299,7 @@ static int resume_run(train_session *session, train_run *run, tch_checkpoint *ch
         return output_fail_library("train");
     }
     if (run->step < 0 || run->step > plan->steps) {
-        return output_fail("train", "%s has taken %lld steps in %s, and %lld are requested", run->method.name,
+        return output_fail("train", "%s has run %lld steps in %s, and %lld are requested", run->method.name,
                            (long long)run->step, path, (long long)plan->steps);
     }
     session->bar.total -= (double)run->step;

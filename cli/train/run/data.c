@@ -26,7 +26,7 @@ static int check_samples(const train_plan *plan)
     if (needed <= (double)memory.free) {
         return CLI_OK;
     }
-    return output_fail("train", "--samples %lld takes about %s, and this machine has %s free", (long long)plan->samples,
+    return output_fail("train", "--samples %lld needs about %s, and this machine has %s free", (long long)plan->samples,
                        output_bytes(needed, need), output_bytes((double)memory.free, available));
 }
 

@@ -160,9 +160,9 @@ static int unknown_word(const char *option, const char *word, const char *const 
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "", names[i]);
     }
     if (nearest != NULL) {
-        return output_usage("train", "%s does not know '%s'; did you mean '%s'?", option, word, nearest);
+        return output_usage("train", "%s: unknown '%s'; did you mean '%s'?", option, word, nearest);
     }
-    return output_usage("train", "%s does not know '%s'; it takes %s", option, word, all);
+    return output_usage("train", "%s: unknown '%s', expected one of %s", option, word, all);
 }
 
 /* The place of a word among names, or -1. */
@@ -212,8 +212,8 @@ static int parse_rate(train_plan *plan, const char *word)
     double rate;
     bool used = sign == NULL;
     if (!read_number(text, &rate) || rate < 0.0 || rate > 1e6) {
-        return output_usage("train",
-                            "--lr takes numbers from 0 to 1e6, as in 0.01 or shampoo=0.01,adamw=0.003, not '%s'", word);
+        return output_usage(
+            "train", "--lr must be numbers from 0 to 1e6, as in 0.01 or shampoo=0.01,adamw=0.003, not '%s'", word);
     }
     for (int32_t i = 0; i < plan->method_count; i++) {
         train_method *method = &plan->methods[i];
@@ -254,11 +254,10 @@ static int parse_hidden(train_plan *plan)
     while (next_word(&list, word)) {
         double width;
         if (!read_number(word, &width) || width != floor(width) || width < 1 || width > 1e6) {
-            return output_usage("train", "--hidden takes whole numbers from 1 to 1000000, as in 256,128, not '%s'",
-                                word);
+            return output_usage("train", "--hidden must be integers from 1 to 1000000, as in 256,128, not '%s'", word);
         }
         if (plan->hidden_count == TRAIN_HIDDEN) {
-            return output_usage("train", "--hidden takes at most %d layers", TRAIN_HIDDEN);
+            return output_usage("train", "--hidden has at most %d layers", TRAIN_HIDDEN);
         }
         used += (size_t)snprintf(plan->hidden_text + used, sizeof plan->hidden_text - used, "%s%.0f",
                                  plan->hidden_count ? "," : "", width);
@@ -326,7 +325,7 @@ int train_plan_settle(train_plan *plan, int64_t rows)
     plan->batch = plan->batch < rows ? plan->batch : rows;
     int64_t batches = rows / plan->batch;
     if (plan->epochs > MOST_STEPS / batches) {
-        return output_usage("train", "--epochs takes from 1 to %lld with %lld batches in each, not '%lld'",
+        return output_usage("train", "--epochs must be from 1 to %lld with %lld batches in each, not '%lld'",
                             (long long)(MOST_STEPS / batches), (long long)batches, (long long)plan->epochs);
     }
     if (plan->epochs > 0) {

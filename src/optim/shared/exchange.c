@@ -206,8 +206,8 @@ typedef struct copy {
     char *wire;
 } copy;
 
-static bool takes_result(const tch_optimizer *o, const tchi_step *now, const tchi_param *p, tch_scalar type,
-                         bool by_value)
+static bool receives_result(const tch_optimizer *o, const tchi_step *now, const tchi_param *p, tch_scalar type,
+                            bool by_value)
 {
     const tchi_block_method *blocks = o->method->blocks;
     bool waits = p->blocked && blocks->waits != NULL && blocks->waits(p);
@@ -225,7 +225,7 @@ static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t gr
         const tchi_part *part = &parts_of(list)[i];
         const tchi_tile *tile = tchi_shared_tile(o, part->tile);
         const tchi_param *p = param_of(o, part);
-        if (!takes_result(o, now, p, type, false)) {
+        if (!receives_result(o, now, p, type, false)) {
             continue;
         }
         double rows = (double)tile->size[0];
@@ -247,7 +247,7 @@ static bool is_copied(const copy *c, const tchi_param *p, tch_scalar type)
         return p->by_value && p->type == type;
     }
     if (c->to == IN_PARAM) {
-        return takes_result(c->optimizer, c->now, p, type, true);
+        return receives_result(c->optimizer, c->now, p, type, true);
     }
     return c->now->gradients[p->index].data != NULL && p->type == type;
 }

@@ -335,8 +335,8 @@ uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const t
     hash = tchi_hash_number(hash, tch_comm_size(optimizer->shared->comm));
     hash = tchi_hash_number(hash, tchi_comm_bucket_bytes(optimizer->shared->comm));
     hash = tchi_hash(hash, optimizer->method->name, strlen(optimizer->method->name));
-    for (int32_t i = 0; tchi_config_key(i) != NULL; i++) {
-        double value = tchi_config_get(&g->config, i);
+    for (int32_t i = 0; i < tchi_optim_options.count; i++) {
+        double value = tchi_option_value(&tchi_optim_options.rows[i], &g->config);
         hash = tchi_hash(hash, &value, sizeof value);
     }
     for (int32_t i = 0; i < g->params; i++) {

@@ -33,7 +33,7 @@ typedef struct tchi_tile {
     int32_t param; /* the caller's */
     int32_t number;
     int32_t owner;
-    int32_t local; /* its number among this rank's tiles, or -1 */
+    int32_t local; /* index in this rank's tiles, or -1 */
     int32_t block_batch, bucket;
     int64_t start[TCHI_MOST_ORDER], size[TCHI_MOST_ORDER];
 } tchi_tile;
