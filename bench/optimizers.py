@@ -4,7 +4,7 @@ import ctypes
 
 from library import _Tensor, fields, tensor
 
-KINDS = {"sgd": 0, "adamw": 1, "shampoo": 2, "soap": 3, "muon": 4, "lion": 5, "normuon": 6}
+KINDS = {"sgd": 0, "adamw": 1, "shampoo": 2, "soap": 3, "muon": 4, "lion": 5, "normuon": 6, "kl_shampoo": 7}
 GRAFTING = {None: 0, "sgd": 1, "adagrad": 2, "rmsprop": 3, "adam": 4}
 NONFINITE = {"skip": 0, "raise": 1, "ignore": 2}
 STATE_DTYPE = {"float32": 0, "bfloat16": 1, "int8": 2}

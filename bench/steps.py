@@ -163,7 +163,7 @@ def refresh(shapes, share, bench):
     state = probe.memory()["state"]
     probe.close()
     optimizer = from_c(
-        bench, "shampoo", parameters, precondition_frequency=1, memory_budget=int(share * state), **SHAMPOO
+        bench, "shampoo", parameters, precondition_frequency=1, budget=int(share * state), **SHAMPOO
     )
     library.trim()
     held, before = library.memory()["allocated"], optimizer.memory()["scratch"]

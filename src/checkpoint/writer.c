@@ -92,7 +92,7 @@ static tch_status check_name(const tch_checkpoint_writer *writer, const char *na
     }
     if (tchi_names_find(&writer->names, name) >= 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "tch_checkpoint_writer_add: a tensor named \"%s\" has been added before",
+                         "tch_checkpoint_writer_add: name is \"%s\", which was added before",
                          tchi_quote(name).text);
     }
     return TCH_OK;

@@ -528,7 +528,7 @@ def test_state_of_another():
     params = tensors([(3, 5), (3, 5)])
     optimizer = Momentum(params)
     steps(optimizer, params, 1)
-    with pytest.raises(ValueError, match="the state_dict is of 'Momentum', and Wrong cannot continue"):
+    with pytest.raises(ValueError, match="the state_dict is of 'Momentum', which Wrong cannot load"):
         returning()(params).load_state_dict(optimizer.state_dict())
     saved = optimizer.state_dict()
     for state, text in (

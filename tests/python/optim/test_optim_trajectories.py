@@ -87,7 +87,7 @@ def test_every_option_has_its_effect(kind, name, value, device):
     if name.endswith("betas"):
         assert tuple(config[field] for field in fields) == value
     else:
-        assert config[fields] == ("none" if value is None else value)
+        assert config[fields or name] == ("none" if value is None else value)
     in_group, same = stepped(kind, name, value, device, "group")
     assert in_group.param_groups[0][name] == optimizer.param_groups[0][name]
     assert_same_bits(params, same)
