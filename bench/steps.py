@@ -162,9 +162,7 @@ def refresh(shapes, share, bench):
     probe = from_c(bench, "shampoo", parameters, precondition_frequency=1, **SHAMPOO)
     state = probe.memory()["state"]
     probe.close()
-    optimizer = from_c(
-        bench, "shampoo", parameters, precondition_frequency=1, budget=int(share * state), **SHAMPOO
-    )
+    optimizer = from_c(bench, "shampoo", parameters, precondition_frequency=1, budget=int(share * state), **SHAMPOO)
     library.trim()
     held, before = library.memory()["allocated"], optimizer.memory()["scratch"]
     library.reset_peak()
