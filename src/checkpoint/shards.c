@@ -270,7 +270,6 @@ static tch_status mark_run(void *user, int64_t in_from, int64_t in_to, int64_t c
 {
     uint64_t *words = user;
     int64_t end = in_to + count;
-    (void)in_from;
     for (int64_t x = in_to; x < end; x = (x | 63) + 1) {
         int64_t last = (x | 63) < end ? x | 63 : end - 1;
         uint64_t mask = (UINT64_MAX << (x & 63)) & (UINT64_MAX >> (63 - (last & 63)));

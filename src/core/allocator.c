@@ -26,7 +26,6 @@ static bool fits_machine(size_t bytes)
 
 static void *allocate_aligned(void *user, size_t bytes, size_t alignment)
 {
-    (void)user;
     if (!fits_machine(bytes)) {
         return NULL;
     }
@@ -37,8 +36,6 @@ static void *allocate_aligned(void *user, size_t bytes, size_t alignment)
 
 static void release_aligned(void *user, void *pointer, size_t bytes)
 {
-    (void)user;
-    (void)bytes;
     free(pointer);
 }
 

@@ -113,7 +113,6 @@ static embedding_call call_for(const tchi_grad_call *call, bool per_sample)
 /* The first chunk brings beta in, also where it has no samples. */
 static tch_status sums_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    (void)count;
     embedding_call *e = call;
     const tch_layer *layer = e->call->layer;
     const double *weights = e->call->weights;
@@ -140,7 +139,6 @@ tch_status tchi_embedding_sum(tch_context *context, const tchi_grad_call *call)
 /* With a direction, or without one of the gradients with themselves: their squared norms. */
 static tch_status dots_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    (void)count;
     embedding_call *e = call;
     const tch_layer *layer = e->call->layer;
     TCHI_TRY(tokens_read(context, &e->t, first, &e->chunk));
@@ -313,7 +311,6 @@ static void tied_layout(void *call, tchi_arena *arena, tch_context *context, int
 
 static tch_status tied_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    (void)count;
     tied_call *c = call;
     const tch_layer *layer = c->tokens.layer;
     TCHI_TRY(tokens_read(context, &c->tokens, first, &c->chunk));

@@ -264,7 +264,6 @@ static void factors_layout(void *call, tchi_arena *arena, tch_context *context, 
 
 static tch_status factors_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    (void)count;
     factor_call *c = call;
     const factor_source *s = &c->sources[c->current];
     TCHI_TRY(make_rows(context, s, &c->buffers, first));

@@ -118,7 +118,6 @@ static void samples_layout(void *call, tchi_arena *arena, tch_context *context, 
 
 static tch_status samples_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    (void)count;
     product_call *c = call;
     double scale = c->call->layer->scale;
     TCHI_TRY(tchi_side_read(context, &c->gradients, first, &c->g));
@@ -191,7 +190,6 @@ static void norms_layout(void *call, tchi_arena *arena, tch_context *context, in
 
 static tch_status norms_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    (void)count;
     product_call *c = call;
     const tch_sample_ops *t = context->backend->sample;
     const tch_layer *layer = c->call->layer;

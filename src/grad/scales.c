@@ -161,7 +161,6 @@ static tch_status begin_scales(tch_context *context, void *call)
 
 static tch_status scales_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
-    (void)count;
     scales_call *c = call;
     const tch_backend *t = context->backend;
     double beta = first == 0 ? 0.0 : 1.0;

@@ -202,7 +202,6 @@ static void apply_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t 
 static tch_status apply_part(tch_context *context, kron_ctx *j, int64_t first, int64_t count)
 {
     tch_gemm_op *gemm = context->backend->matrix->gemm;
-    (void)count;
     if (!j->x_in_place) {
         TCHI_TRY(tchi_batch_read(context, &j->x, first, &j->mx));
     }
@@ -238,7 +237,6 @@ tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const 
  * multiplied by B. */
 static void matmul_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t count)
 {
-    (void)first;
     int64_t r = j->x.cols;
     j->out_in_place = false;
     j->ma = place_factor(arena, &j->a, j->type, count);

@@ -31,7 +31,6 @@ static tch_status check(const char *function, const tch_optim_config *c)
 
 static void moments_of_rest(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
-    (void)config;
     names[0] = "exp_avg";
     names[1] = "exp_avg_sq";
 }

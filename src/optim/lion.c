@@ -17,7 +17,6 @@ static void set_defaults(tch_optim_config *c)
 
 static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
-    (void)config;
     names[0] = "exp_avg";
 }
 

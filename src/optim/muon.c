@@ -67,25 +67,21 @@ static double rest_share(const tch_optim_config *config)
 
 static void set_dims(const tch_optim_config *config, tchi_dims *dims)
 {
-    (void)config;
     tchi_dims_as_matrix(dims);
 }
 
 static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
-    (void)config;
     return dims->order >= 2;
 }
 
 static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
-    (void)config;
     names[0] = "momentum_buffer";
 }
 
 static tchi_clock_rule clock_rule(const tch_optim_config *config)
 {
-    (void)config;
     return (tchi_clock_rule){false, TCH_FACTOR_EMA};
 }
 

@@ -72,7 +72,6 @@ static void name_moments(const tch_optim_config *config, const char *names[TCHI_
 
 static bool has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k)
 {
-    (void)config;
     return !tchi_is_thin_side(order, size, k);
 }
 
@@ -99,8 +98,6 @@ static int count_buffers(const tchi_block_batch *block_batch)
 static int64_t work_bytes(const tch_context *context, const tch_optim_config *config,
                           const tchi_block_batch *block_batch)
 {
-    (void)context;
-    (void)config;
     tchi_work work = tchi_work_of(block_batch, block_batch->real);
     return count_buffers(block_batch) * tchi_work_bytes(&work, 1);
 }

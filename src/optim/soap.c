@@ -58,7 +58,6 @@ static int64_t largest_side(const tch_optim_config *config)
 
 static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
-    (void)config;
     names[0] = "exp_avg";
 }
 
@@ -76,8 +75,6 @@ static int64_t block_state(const tchi_block_batch *block_batch)
 static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi_block *block, const tchi_param *param,
                                  int64_t *shape)
 {
-    (void)block;
-    (void)param;
     memcpy(shape, block_batch->size, (size_t)block_batch->order * sizeof *shape);
     return block_batch->order;
 }
@@ -104,7 +101,6 @@ static tch_status advance_factors(tch_optimizer *o, tchi_group *group)
 
 static int64_t first_bases(const tch_optim_config *config)
 {
-    (void)config;
     return 1;
 }
 
@@ -115,8 +111,6 @@ enum { BUFFERS = 3 }; /* gradient, moment, and a place for products */
 static int64_t work_bytes(const tch_context *context, const tch_optim_config *config,
                           const tchi_block_batch *block_batch)
 {
-    (void)context;
-    (void)config;
     tchi_work work = tchi_work_of(block_batch, block_batch->real);
     return BUFFERS * tchi_work_bytes(&work, 1);
 }

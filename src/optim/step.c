@@ -147,7 +147,6 @@ static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *grad
 
 static tch_status find_nonfinite(tch_optimizer *o, int32_t group, const tch_update *update)
 {
-    (void)group;
     return o->context->backend->update->inspect_gradients(o->context->state, update, 0, &o->control->found, NULL);
 }
 

@@ -165,11 +165,6 @@ def test_the_extension_with_launches_compiles(tmp_path):
     assert sorted(names) == ["d", "f"]
 
 
-def test_one_line(script):
-    losses = [float(word) for word in re.findall(r"loss (\S+)", script("one_line.py"))]
-    assert len(losses) == 2 and losses[1] < losses[0]
-
-
 def test_dp_sgd(script, device):
     small = ["--samples", "600", "--steps", "40", "--batch", "64", "--noise", "0.1"]
     output = script("dp_sgd.py", "--device", device, *small)

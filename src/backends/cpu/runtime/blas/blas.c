@@ -72,8 +72,8 @@ static int bind_library(opened *library)
     tchi_blas_f64 *d = &table.f64;
     const symbol symbols[] = {
         {"cblas_sgemm", &s->gemm}, {"cblas_dgemm", &d->gemm}, {"cblas_ssyrk", &s->syrk}, {"cblas_dsyrk", &d->syrk},
-        {"cblas_strsm", &s->trsm}, {"cblas_dtrsm", &d->trsm}, {"ssyevd_", &s->syevd},    {"dsyevd_", &d->syevd},
-        {"spotrf_", &s->potrf},    {"dpotrf_", &d->potrf},    {"strtri_", &s->trtri},    {"dtrtri_", &d->trtri},
+        {"cblas_strsm", &s->trsm}, {"cblas_dtrsm", &d->trsm}, {"spotrf_", &s->potrf},    {"dpotrf_", &d->potrf},
+        {"strtri_", &s->trtri},    {"dtrtri_", &d->trtri},
     };
     library->prefix = "scipy_";
     if (find_symbol(library, symbols[0].name) == NULL) {

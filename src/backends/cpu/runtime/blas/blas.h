@@ -21,8 +21,6 @@ typedef struct tchi_blas_f32 {
                  float *c, int ldc);
     void (*trsm)(int order, int side, int uplo, int trans, int diag, int m, int n, float alpha, const float *a, int lda,
                  float *b, int ldb);
-    void (*syevd)(const char *jobz, const char *uplo, const int *n, float *a, const int *lda, float *w, float *work,
-                  const int *lwork, int *iwork, const int *liwork, int *info, size_t, size_t);
     void (*potrf)(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t);
     void (*trtri)(const char *uplo, const char *diag, const int *n, float *a, const int *lda, int *info, size_t,
                   size_t);
@@ -35,8 +33,6 @@ typedef struct tchi_blas_f64 {
                  double *c, int ldc);
     void (*trsm)(int order, int side, int uplo, int trans, int diag, int m, int n, double alpha, const double *a,
                  int lda, double *b, int ldb);
-    void (*syevd)(const char *jobz, const char *uplo, const int *n, double *a, const int *lda, double *w, double *work,
-                  const int *lwork, int *iwork, const int *liwork, int *info, size_t, size_t);
     void (*potrf)(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t);
     void (*trtri)(const char *uplo, const char *diag, const int *n, double *a, const int *lda, int *info, size_t,
                   size_t);
