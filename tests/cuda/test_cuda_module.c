@@ -216,7 +216,7 @@ TEST(a_missing_library_says_where_it_was_looked_for)
     if (strstr(text, "cublas: none") == NULL) {
         skip();
     }
-    expect(text, "no cuBLAS can be used: looked for libcublas.so.13 and libcublas.so.12");
+    expect(text, "no cuBLAS can be used: searched for libcublas.so.13 and libcublas.so.12");
     expect(text, "TORCHIUM_CUDA_PATH (/nowhere)");
     expect(text, "or give the file in TORCHIUM_CUBLAS");
     expect(text, "no cuSOLVER can be used");

@@ -26,7 +26,7 @@ def steady(kind, device):
     """Refreshes that a skipped step cannot shift: the host, which plans them, does not learn of a skip on a GPU."""
     if kind == "soap" and device != "cpu":
         return {"precondition_frequency": 1000, "stagger": False}
-    return {"precondition_frequency": 1} if kind == "shampoo" else {}
+    return {"precondition_frequency": 1} if kind in ("shampoo", "kl_shampoo") else {}
 
 
 def scaler_for(device, **options):

@@ -56,7 +56,7 @@ def cuda():
 
 
 SHAPES = [(45, 70), (70, 33), (64, 64), (77,)]
-EVERY_STEP = {"shampoo": {"precondition_frequency": 1}, "soap": {"precondition_frequency": 1}}
+EVERY_STEP = dict.fromkeys(("shampoo", "soap", "kl_shampoo"), {"precondition_frequency": 1})
 
 
 class Replayed:
