@@ -1,8 +1,7 @@
 /* A power of a symmetric positive semidefinite matrix, A^p = V diag(max(w, eps)^p) V', as a PyTorch extension: a
  * kernel, its launch and a C++ wrapper. torch.utils.cpp_extension compiles the whole file with nvcc; torchium.kernel
  * compiles the kernel alone, for a GPU or for the CPU. */
-template <typename T>
-__global__ void scale_columns(const T *vectors, const T *values, T *scaled, int n, T power, T eps)
+template <typename T> __global__ void scale_columns(const T *vectors, const T *values, T *scaled, int n, T power, T eps)
 {
     int column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
     if (column < n) {

@@ -91,8 +91,7 @@ static tch_status check_name(const tch_checkpoint_writer *writer, const char *na
                          "tch_checkpoint_writer_add: name is \"%s\", which no tensor can have", name);
     }
     if (tchi_names_find(&writer->names, name) >= 0) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "tch_checkpoint_writer_add: name is \"%s\", which was added before",
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_add: name is \"%s\", which was added before",
                          tchi_quote(name).text);
     }
     return TCH_OK;

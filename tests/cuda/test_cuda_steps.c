@@ -168,7 +168,7 @@ static void compare_with_plain(const training *t, tch_optim_kind kind)
 }
 
 static const tch_optim_kind kinds[] = {TCH_OPTIM_SOAP, TCH_OPTIM_SHAMPOO, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON,
-                                     TCH_OPTIM_KL_SHAMPOO};
+                                       TCH_OPTIM_KL_SHAMPOO};
 
 /* --- graphs of the caller's -------------------------------------------------------------------------------------- */
 

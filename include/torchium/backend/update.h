@@ -120,7 +120,7 @@ typedef enum tch_sides { TCH_SIDES_ROOTS = 0, TCH_SIDES_INTO_BASES = 1, TCH_SIDE
 /* How `apply` scales block b. */
 typedef enum tch_block_scale {
     TCH_BLOCK_AS_IS = 0,
-    TCH_BLOCK_GRAFT = 1, /* target_norms[b] / norms[b], 0 where norms[b] is 0 */
+    TCH_BLOCK_GRAFT = 1,    /* target_norms[b] / norms[b], 0 where norms[b] is 0 */
     TCH_BLOCK_UNIT_RMS = 2, /* sqrt(target_norms[b]) / norms[b], 0 where norms[b] is 0; a target is an element count */
     TCH_BLOCK_CLIP_RMS = 3  /* the same, and at most 1 */
 } tch_block_scale;
