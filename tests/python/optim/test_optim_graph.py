@@ -56,7 +56,7 @@ def cuda():
 
 
 SHAPES = [(45, 70), (70, 33), (64, 64), (77,)]
-EVERY_STEP = dict.fromkeys(("shampoo", "soap", "kl_shampoo"), {"precondition_frequency": 1})
+EVERY_STEP = {kind: {"precondition_frequency": 1} for kind in ("shampoo", "soap", "kl_shampoo")}
 
 
 class Replayed:
