@@ -53,24 +53,9 @@ static tch_status check_change(const tch_optim_config *now, const tch_optim_conf
     return tchi_config_check_kept("beta1", now->beta1, next->beta1);
 }
 
-static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
-{
-    return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->shampoo.precondition_1d);
-}
-
-static int64_t largest_side(const tch_optim_config *config)
-{
-    return config->shampoo.max_preconditioner_dim;
-}
-
 static void name_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
     names[0] = config->beta1 != 0.0 ? "exp_avg" : NULL;
-}
-
-static bool has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k)
-{
-    return !tchi_is_thin_side(order, size, k);
 }
 
 static int32_t square_root(const tch_optim_config *config, int32_t order)
@@ -216,10 +201,10 @@ static tch_status step_kl_shampoo(tch_optimizer *o, const tchi_step *now, int32_
 }
 
 static const tchi_block_method kl_shampoo_blocks = {
-    .has_blocks = has_blocks,
-    .cut_at = largest_side,
+    .has_blocks = tchi_shampoo_has_blocks,
+    .cut_at = tchi_shampoo_largest_side,
     .moments = name_moments,
-    .has_factor = has_factor,
+    .has_factor = tchi_shampoo_has_factor,
     .root = square_root,
     .clock_rule = clock_rule,
     .begins = first_roots,

@@ -102,6 +102,11 @@ extern const tchi_optim_method tchi_method_lion;
 extern const tchi_optim_method tchi_method_normuon;
 extern const tchi_optim_method tchi_method_kl_shampoo;
 
+/* Blocks and factors of Shampoo, shared with KL-Shampoo. */
+bool tchi_shampoo_has_blocks(const tch_optim_config *config, const tchi_dims *dims);
+int64_t tchi_shampoo_largest_side(const tch_optim_config *config);
+bool tchi_shampoo_has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k);
+
 /* Whether decay is added to the gradients of parameters with blocks. */
 static inline bool tchi_adds_decay(const tchi_block_method *blocks, const tch_optim_config *config)
 {

@@ -53,12 +53,12 @@ static tch_status check_shampoo_change(const tch_optim_config *now, const tch_op
     return tchi_config_check_kept("beta1", now->beta1, next->beta1);
 }
 
-static bool has_blocks(const tch_optim_config *config, const tchi_dims *dims)
+bool tchi_shampoo_has_blocks(const tch_optim_config *config, const tchi_dims *dims)
 {
     return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->shampoo.precondition_1d);
 }
 
-static int64_t largest_side(const tch_optim_config *config)
+int64_t tchi_shampoo_largest_side(const tch_optim_config *config)
 {
     return config->shampoo.max_preconditioner_dim;
 }
@@ -70,7 +70,7 @@ static void name_moments(const tch_optim_config *config, const char *names[TCHI_
     names[2] = config->momentum != 0.0 ? "momentum_buffer" : NULL;
 }
 
-static bool has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k)
+bool tchi_shampoo_has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k)
 {
     return !tchi_is_thin_side(order, size, k);
 }
@@ -256,10 +256,10 @@ static tch_status step_shampoo(tch_optimizer *o, const tchi_step *now, int32_t g
 }
 
 static const tchi_block_method shampoo_blocks = {
-    .has_blocks = has_blocks,
-    .cut_at = largest_side,
+    .has_blocks = tchi_shampoo_has_blocks,
+    .cut_at = tchi_shampoo_largest_side,
     .moments = name_moments,
-    .has_factor = has_factor,
+    .has_factor = tchi_shampoo_has_factor,
     .root = root_of,
     .clock_rule = clock_rule,
     .begins = tchi_refresh_first,
