@@ -1,5 +1,5 @@
-/* See config.h. A new option is a field in optim.h, a line in the table below, and a default: one that all have below,
- * or an optimizer's in its own file. */
+/* A new option is a field in optim.h, a row of this table and a default: a common one below, or an optimizer's in its
+ * own file. */
 #include "config.h"
 
 #include "core/status.h"
@@ -105,8 +105,8 @@ static double rest_share(const tch_optim_config *config)
     return method->rest_share == NULL ? 1.0 : method->rest_share(config);
 }
 
-/* The rate that is not given, for methods with a share. A group that has 0 itself is from a file of an earlier version,
- * where that was lr: it stays. */
+/* Sets adamw.lr if it is not given, for methods that give AdamW a share of lr. A group whose own value is 0 comes from
+ * a file of an earlier version, where 0 meant lr; it stays 0. */
 static void fill_in_rate(tch_optim_config *next, const tch_optim_config *now)
 {
     double share = rest_share(next);
@@ -122,7 +122,7 @@ static double base_for(const tch_optim_config *next, const tch_optim_config *now
     if (brought && (now == NULL || next->lr > 0.0)) {
         return next->lr;
     }
-    /* filled in while lr was 0: the ratio is right, but there is no lr that another rate could go with */
+    /* filled in while lr was 0: the ratio is right, but there is no base for another rate */
     double share = rest_share(now);
     bool has_no_base = share != 1.0 && now->adamw.base_lr == 1.0 && now->adamw.lr == share;
     return brought && has_no_base ? 0.0 : now->adamw.base_lr;
@@ -148,7 +148,7 @@ double tchi_config_adamw_lr(const tch_optim_config *config)
         return config->lr;
     }
     double ratio = tchi_config_adamw_ratio(config);
-    bool as_given = ratio == 0.0 || config->lr == config->adamw.base_lr; /* to the last bit */
+    bool as_given = ratio == 0.0 || config->lr == config->adamw.base_lr; /* bit for bit */
     return as_given ? config->adamw.lr : ratio * config->lr;
 }
 
@@ -177,7 +177,7 @@ tch_status tchi_config_check(const char *function, const tch_optim_config *confi
         return tchi_config_refuse(function, "shampoo.exponent_override", config->shampoo.exponent_override,
                                   "0, 1, 2, 3, 4, 6 or 8");
     }
-    return method->check == NULL ? TCH_OK : method->check(function, config); /* what no single option shows */
+    return method->check == NULL ? TCH_OK : method->check(function, config); /* conditions on several options */
 }
 
 tch_status tchi_config_check_kept(const char *name, double now, double next)

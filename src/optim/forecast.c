@@ -57,7 +57,7 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
 static int64_t refresh_parts(const tch_optimizer *o, const tchi_factor_batch *f)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
-    if (config->numerics.world_invariant || tchi_refresh_by_need(config)) {
+    if (config->numerics.world_invariant || tchi_refresh_is_adaptive(config)) {
         return f->count;
     }
     int64_t parts = config->shampoo.stagger ? config->shampoo.precondition_frequency : 1;

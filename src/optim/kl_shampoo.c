@@ -75,7 +75,7 @@ static int64_t first_roots(const tch_optim_config *config)
 
 /* --- a run of blocks --------------------------------------------------------------------------------------------- */
 
-enum { BUFFERS = 4 }; /* gradient, filtered gradient, and two for products */
+enum { BUFFERS = 4 }; /* gradient, filtered gradient, two for products */
 
 static int count_buffers(const tchi_block_batch *block_batch)
 {
@@ -94,8 +94,8 @@ typedef struct kl_run {
     const tch_optim_config *config;
     tchi_run run;
     tchi_work work;
-    void *buffer[BUFFERS]; /* the last is the one before it where there are three */
-    bool factors_done;     /* by the refresh of their roots */
+    void *buffer[BUFFERS]; /* of three, the last two are the same */
+    bool factors_done;     /* updated before their roots were refreshed */
 } kl_run;
 
 static kl_run begin_run(tch_optimizer *o, const tchi_run *run)
@@ -162,7 +162,8 @@ static tch_status apply_run(const kl_run *r, const tch_blocks *direction)
                             r->config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
 }
 
-/* All that does not read gradients where they lie, with arguments that stay the same. */
+/* Everything that does not read gradients from their original memory: its arguments do not change, so it can be
+ * recorded. */
 static tch_status finish_run(void *argument)
 {
     const kl_run *r = argument;

@@ -1,7 +1,7 @@
-/* What became of refreshes: which roots could not be taken to the asked tolerance, and how far factors had drifted from
- * their roots or bases. It lies on the device, and is looked at before the next refresh of the same factor, which then
- * has more damping, or the eigen method, or comes sooner or later than the last. So what follows from it depends
- * neither on when somebody asks for statistics nor on when the device happens to be done. */
+/* The status of refreshes: which roots missed the tolerance, and the drift of factors from their roots or bases. It
+ * stays on the device and is read before the next refresh of the same factor, which then uses more damping or the eigen
+ * method, or changes its interval. The trajectory therefore depends neither on calls for statistics nor on when the
+ * device finishes. */
 #include <string.h>
 
 #include "core/allocator.h"
@@ -10,7 +10,7 @@
 
 #include "refresh.h"
 
-/* --- where it lies ----------------------------------------------------------------------------------------------- */
+/* --- storage ----------------------------------------------------------------------------------------------------- */
 
 static int64_t bytes_of_flags(const tchi_factor_batch *f)
 {
@@ -27,9 +27,8 @@ double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags
     return flags == NULL ? NULL : (double *)((char *)flags + bytes_of_flags(factor_batch));
 }
 
-/* --- what follows ------------------------------------------------------------------------------------------------ */
+/* --- effect on later refreshes ----------------------------------------------------------------------------------- */
 
-/* `flags` is a copy of the outcomes on the host. */
 static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flags)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
@@ -39,7 +38,7 @@ static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flag
             continue;
         }
         f->unread[k] = 0;
-        if (flags[k] == TCH_REPORT_OK && tchi_refresh_by_need(config) && drift[k] > 0.0) { /* not of a first basis */
+        if (flags[k] == TCH_REPORT_OK && tchi_refresh_is_adaptive(config) && drift[k] > 0.0) { /* 0 for a first basis */
             f->next_gap[k] = tchi_refresh_next_gap(config, f->gap[k], drift[k]);
         } else if (tchi_refresh_failed(config, flags[k]) && f->root > 0 && f->failures[k] < TCHI_MOST_FAILURES) {
             f->failures[k]++;
@@ -47,14 +46,14 @@ static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flag
     }
 }
 
-/* --- reading it -------------------------------------------------------------------------------------------------- */
+/* --- readback ---------------------------------------------------------------------------------------------------- */
 
 static bool any_of(const uint8_t *marks, int64_t count)
 {
     return count > 0 && memchr(marks, 1, (size_t)count) != NULL;
 }
 
-/* All outcomes of a factor batch, with a wait for everything that is queued. */
+/* Reads the status of all factors of a factor batch. Synchronizes. */
 static tch_status read_now(tch_optimizer *o, tchi_factor_batch *f)
 {
     size_t bytes = (size_t)tchi_outcome_bytes(f);
@@ -120,7 +119,7 @@ tch_status tchi_outcomes_ask(tch_optimizer *optimizer, int32_t group)
     const tchi_group *g = tchi_group_at(optimizer, group);
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
-        bool is_read = f->root > 0 || tchi_refresh_by_need(&g->config); /* else nothing follows from it */
+        bool is_read = f->root > 0 || tchi_refresh_is_adaptive(&g->config); /* otherwise unused */
         if (is_read && any_of(f->refresh, f->count)) {
             TCHI_TRY(ask_batch(optimizer, f));
         }

@@ -1,4 +1,3 @@
-/* See refresh.h. */
 #include "refresh.h"
 
 #include <math.h>
@@ -13,16 +12,16 @@
 #include "method.h"
 #include "tensor_modes.h"
 
-/* --- the plan of a period ---------------------------------------------------------------------------------------- */
+/* --- schedule ---------------------------------------------------------------------------------------------------- */
 
-#define MOST_PERIOD 4096 /* longer periods are planned as so many parts of equal length */
+#define MOST_PERIOD 4096 /* longer intervals are planned in this many parts of equal length */
 
 static int32_t parts_of(int32_t period)
 {
     return period < MOST_PERIOD ? period : MOST_PERIOD;
 }
 
-/* Factor batches by falling cost of one factor: the large ones are spread first, and the small ones fill up. */
+/* Returns the next factor batch in order of decreasing cost of one factor, so that small factors fill the gaps. */
 static int32_t next_factor_batch(const tch_optimizer *o, const tchi_group *group, int64_t below, int32_t after)
 {
     int32_t best = -1;
@@ -50,9 +49,9 @@ static int32_t lightest(const double *load, int32_t parts)
     return best;
 }
 
-/* How many factors each part gets: the part with the least work so far as many as fit into an equal share of all work,
- * and one at least. So a part has few sizes and many factors of each, which is less work for a device than some of
- * every size, and no part has more work than another by more than one factor. */
+/* Counts the factors of each part. The part with the least load receives as many as fit into an equal share of the
+ * total, and at least one. A part thus has few sizes and many factors of each, which batches better, and loads differ
+ * by at most one factor. */
 static void count_parts(const tchi_factor_batch *f, double share, double *load, int32_t parts, int64_t *counts)
 {
     double cost = cost_of(f);
@@ -66,13 +65,13 @@ static void count_parts(const tchi_factor_batch *f, double share, double *load, 
     }
 }
 
-/* Factors of one part follow each other, so that a refresh is one batched call. */
+/* The factors of one part are contiguous, so that a refresh is one batched call. */
 static void spread(tchi_factor_batch *f, double share, double *load, int32_t parts)
 {
     int64_t counts[MOST_PERIOD] = {0};
     count_parts(f, share, load, parts, counts);
     int64_t at = 0;
-    int64_t end = 0; /* of the factors of all ranks */
+    int64_t end = 0; /* over all ranks */
     for (int32_t i = 0; i < parts; i++) {
         end += counts[i];
         while (at < f->count && f->global_index[at] < end) {
@@ -83,7 +82,7 @@ static void spread(tchi_factor_batch *f, double share, double *load, int32_t par
 
 void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
 {
-    const double rounding = 1.0 + 1e-9; /* of the sum, which must not leave a factor out where all would fit */
+    const double rounding = 1.0 + 1e-9; /* the sum is rounded; without slack a factor that fits would be left out */
     double load[MOST_PERIOD] = {0.0};
     double all = 0.0;
     const tchi_group *g = tchi_group_at(optimizer, group);
@@ -102,19 +101,19 @@ void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
     }
 }
 
-/* --- what to refresh --------------------------------------------------------------------------------------------- */
+/* --- factors to refresh ------------------------------------------------------------------------------------------ */
 
 int64_t tchi_refresh_first(const tch_optim_config *config)
 {
     return config->shampoo.start_preconditioning_step > 1 ? config->shampoo.start_preconditioning_step : 1;
 }
 
-bool tchi_refresh_by_need(const tch_optim_config *config)
+bool tchi_refresh_is_adaptive(const tch_optim_config *config)
 {
     return config->shampoo.refresh_drift > 0.0;
 }
 
-/* The least power of two, as its exponent, that is at least `number`. */
+/* ceil(log2(number)), at least 0. */
 static int32_t exponent_of(double number)
 {
     int32_t exponent = 0;
@@ -130,9 +129,9 @@ static int32_t at_least(const tch_optim_config *config, int32_t gap)
     return gap > least ? gap : least;
 }
 
-/* Twice the gap is 1.3 to 3 times the drift, so between a half of what is allowed and all of it there is most often a
- * gap that suits, and a factor changes to and fro at worst. Gaps are powers of two, so that few different batches of
- * factors come up, whose work is recorded. */
+/* Doubling the interval multiplies the drift by 1.3 to 3, so an interval that keeps the drift between half the limit
+ * and the limit usually exists; at worst a factor alternates between two. Powers of two keep the number of distinct
+ * batches, and so of recordings, small. */
 uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift)
 {
     int32_t most = exponent_of(config->shampoo.precondition_frequency);
@@ -145,7 +144,7 @@ uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, doubl
 int32_t tchi_refresh_interval(const tch_optim_config *config, const tchi_factor_batch *factor_batch, int64_t factor)
 {
     int32_t exponent = at_least(config, factor_batch->gap[factor]);
-    bool whole = !tchi_refresh_by_need(config) || exponent >= exponent_of(config->shampoo.precondition_frequency);
+    bool whole = !tchi_refresh_is_adaptive(config) || exponent >= exponent_of(config->shampoo.precondition_frequency);
     return whole ? config->shampoo.precondition_frequency : 1 << exponent;
 }
 
@@ -219,9 +218,9 @@ void tchi_workspace_restore(const tch_optimizer *optimizer, int64_t before)
     optimizer->context->workspace_limit = before;
 }
 
-/* A float32 factor to which T gradients were added has been rounded T times: its small eigenvalues are off by about u
- * sqrt(T) of the largest, some of them below zero. Damping below that would give roots of the rounding. T is taken up
- * to a power of two, so that the number stays the same for long: it is an argument of what is recorded. */
+/* A float32 factor that accumulated T gradients has T rounding errors: its small eigenvalues are off by about u sqrt(T)
+ * of the largest, and some are negative. Smaller damping would give roots of rounding error. T is rounded up to a power
+ * of two because the value is part of a recording's key. */
 static double relative_damping(const tch_optimizer *o, const tch_optim_config *config, const tchi_factor_batch *f)
 {
     double unit = f->real == TCH_SCALAR_F64 ? 0x1p-53 : 0x1p-24;
@@ -231,9 +230,9 @@ static double relative_damping(const tch_optimizer *o, const tch_optim_config *c
     return config->numerics.damping > 0.0 ? fmax(config->numerics.damping, rounding) : 0.0;
 }
 
-/* A root that failed has met rounding: its own, which a tolerance this small brings down, for on a GPU all steps are in
- * float64 then, or that of the factor, which more damping covers. Where that was not enough the eigen method remains,
- * which takes several times as long and waits for the device. */
+/* A root fails because of rounding, either in the iteration or in the factor. On a GPU this tolerance selects float64
+ * for the iteration; more damping covers the factor. If that fails too, the eigen method is used, which takes several
+ * times as long and synchronizes. */
 #define MORE_DAMPING 10.0
 #define TIGHTER 1e-5
 
@@ -254,12 +253,12 @@ tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_fact
     return how;
 }
 
-/* Factors [first, first + count) of a factor batch, all to be refreshed, all in equal trouble. */
+/* Factors [first, first + count) of a factor batch, all to be refreshed, with equal failure counts. */
 typedef struct root_run {
     tch_optimizer *optimizer;
     tchi_factor_batch *factor_batch;
     int64_t first, count;
-    bool measured; /* how far the old roots are off */
+    bool measured; /* compute the drift of the old roots */
     tch_root_config how;
 } root_run;
 
@@ -299,13 +298,13 @@ static tch_status compute_roots(void *argument)
     return TCH_OK;
 }
 
-/* The eigen method waits for the device, and so does damping by eps alone: neither can be recorded. The first part of
- * the key is below 0, that of runs is not. */
+/* The eigen method synchronizes, and so does damping by eps alone: neither can be recorded. The first part of the key
+ * is negative, which distinguishes it from the keys of runs. */
 static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     root_run r = {.optimizer = o, .factor_batch = f, .first = first, .count = count};
-    r.measured = tchi_refresh_by_need(config);
+    r.measured = tchi_refresh_is_adaptive(config);
     r.how = tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[first]);
     tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, count, (int64_t)r.how.method, r.measured,
                                tchi_recording_number(r.how.eps), tchi_recording_number(r.how.relative_eps),
@@ -314,7 +313,6 @@ static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t fir
     return may ? tchi_recorded(o->context, &o->recordings, &key, compute_roots, &r) : compute_roots(&r);
 }
 
-/* Of factors [first, last). */
 static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t last)
 {
     while (first < last) {

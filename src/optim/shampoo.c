@@ -6,9 +6,9 @@
  *     P   <- F x_1 X_1 x_2 X_2 ...                      F the filtered gradient
  *     P   <- P |D| / |P|                                D the direction of the grafted method
  *
- * The one thing to know before changing the order of these: roots are taken from factors that hold this step's
- * gradient, and all blocks of a block batch share its work buffers, so only blocks whose roots
- * are refreshed in a step take a second pass over their gradients. */
+ * The order matters: roots are computed from factors that include this step's gradient, and all blocks of a block batch
+ * share its work buffers. So only blocks whose roots are refreshed in a step take a second pass over their
+ * gradients. */
 #include "core/check.h"
 #include "core/status.h"
 
@@ -22,9 +22,8 @@
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
-/* What trainings use rather than the paper's: averages forget the first gradients, the damping that counts is the
- * relative one (this eps only keeps a factor of zeros from being singular), and Adam's step lengths let its learning
- * rates carry over. */
+/* Unlike in the paper, factors are averages, which forget early gradients; damping is relative (this eps only keeps a
+ * factor of zeros nonsingular); and grafting onto Adam lets its learning rates carry over. */
 static void set_shampoo_defaults(tch_optim_config *c)
 {
     c->lr = 1e-3;
@@ -88,8 +87,7 @@ static tchi_clock_rule clock_rule(const tch_optim_config *c)
 
 /* --- a run of blocks --------------------------------------------------------------------------------------------- */
 
-/* Gradient and filtered gradient, or gradient and a place for products; a third where a dimension lies between
- * others. */
+/* Gradient and filtered gradient, or gradient and product; a third if a dimension is neither first nor last. */
 static int count_buffers(const tchi_block_batch *block_batch)
 {
     return tchi_block_batch_has_middle(block_batch) ? 3 : 2;
@@ -107,10 +105,10 @@ typedef struct shampoo_run {
     const tch_optim_config *config;
     tchi_run run;
     tchi_work work;
-    void *buffer[3];                /* the third is the second where there are two */
-    tch_blocks gradient, direction; /* G, and F or D: the same where beta1 is 0 */
-    bool factors_done;              /* by the refresh of their roots */
-    bool has_roots;                 /* the direction is P */
+    void *buffer[3];                /* of two, the last two are the same */
+    tch_blocks gradient, direction; /* G, and F or D; the same if beta1 is 0 */
+    bool factors_done;              /* updated before their roots were refreshed */
+    bool has_roots;                 /* the direction is P, not D */
 } shampoo_run;
 
 static shampoo_run begin_run(tch_optimizer *o, const tchi_run *run)
@@ -126,7 +124,7 @@ static shampoo_run begin_run(tch_optimizer *o, const tchi_run *run)
     return r;
 }
 
-/* Either buffer may be NULL. `products` says that nothing but the factors and their roots will read the blocks. */
+/* Either buffer may be NULL. `products`: only the factors and their roots will read the blocks. */
 static tch_status gather_into(shampoo_run *r, tch_filter filter, tch_graft graft, bool products, void *gradient,
                               void *filtered)
 {
@@ -155,8 +153,8 @@ static tch_status gather_into(shampoo_run *r, tch_filter filter, tch_graft graft
     return TCH_OK;
 }
 
-/* Gradients, and what becomes the direction. Without roots that is D, which takes F's place; where this is the
- * gradient's, which factors have still to see, it is made of another copy. */
+/* Gathers the gradients and F, or D if there are no roots. D overwrites F; if F is the gradient, which the factors
+ * still need, D is computed in a copy. */
 static tch_status gather_run(shampoo_run *r)
 {
     const tch_optim_config *c = r->config;
@@ -219,7 +217,8 @@ static tch_status apply_run(const shampoo_run *r, const tch_blocks *direction)
                                               r->config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
 }
 
-/* All that does not look at gradients where they lie, with arguments that stay the same. */
+/* Everything that does not read gradients from their original memory: its arguments do not change, so it can be
+ * recorded. */
 static tch_status finish_run(void *argument)
 {
     const shampoo_run *r = argument;
@@ -243,7 +242,7 @@ static tch_status step_run(tch_optimizer *o, const tchi_run *run)
     return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
 
-/* Ranks refresh other factors at the same step, so all gradients arrive first. */
+/* Other ranks refresh other factors in the same step, so all gradients must arrive first. */
 static tch_status step_shampoo(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     bool refreshes = tchi_refresh_mark(o, now, group);

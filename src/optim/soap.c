@@ -7,8 +7,8 @@
  *     N   = N' rotated back;  p <- (1 - lr weight_decay) p - lr N
  *     Q_k follows C_k by one orthogonal iteration, in refresh steps, and V is permuted as the basis is
  *
- * At its first gradient a parameter only finds its bases: the gradient that made them is not used with them. Its clock
- * counts updates of the moments, one less than gradients. */
+ * The first gradient of a parameter only initializes its bases. The clock counts updates of the moments, one less than
+ * gradients. */
 #include <string.h>
 
 #include "core/check.h"
@@ -79,9 +79,9 @@ static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi
     return block_batch->order;
 }
 
-/* --- when -------------------------------------------------------------------------------------------------------- */
+/* --- schedule ---------------------------------------------------------------------------------------------------- */
 
-/* Factors go by the group's clock. */
+/* Factors use the group's clock. */
 static tchi_clock_rule clock_rule(const tch_optim_config *config)
 {
     return (tchi_clock_rule){config->use_bias_correction, TCH_FACTOR_EMA};
@@ -106,7 +106,7 @@ static int64_t first_bases(const tch_optim_config *config)
 
 /* --- a run of blocks --------------------------------------------------------------------------------------------- */
 
-enum { BUFFERS = 3 }; /* gradient, moment, and a place for products */
+enum { BUFFERS = 3 }; /* gradient, moment, product */
 
 static int64_t work_bytes(const tch_context *context, const tch_optim_config *config,
                           const tchi_block_batch *block_batch)
@@ -122,7 +122,7 @@ typedef struct soap_run {
     tchi_work work;
     void *buffer[BUFFERS];
     tch_blocks gradient, moment;
-    uint32_t *notes; /* for those of the direction, or NULL */
+    uint32_t *notes; /* of the direction, or NULL */
     bool first;      /* no bases yet */
 } soap_run;
 
@@ -139,7 +139,7 @@ static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_
 
 /* --- Adam in the basis ------------------------------------------------------------------------------------------- */
 
-/* The second moments of a run as rectangles of their own: they lie block after block, without gaps. */
+/* Describes the second moments of a run as rectangles. Blocks are contiguous there. */
 static tch_update describe_moments(const soap_run *r, const tch_blocks *gradient, const tch_blocks *moment)
 {
     tch_optimizer *o = r->optimizer;
@@ -165,8 +165,8 @@ static tch_update describe_moments(const soap_run *r, const tch_blocks *gradient
     return update;
 }
 
-/* The filter divides by the correction of the rectangle's clock; rotated_adam will correct the moment, so here the
- * clock is the group's, which corrects nothing. */
+/* The filter divides by the bias correction of the rectangle's clock. rotated_adam corrects the moment later, so the
+ * clock here is the group's, which corrects nothing. */
 static tch_status gather_run(soap_run *r)
 {
     tch_optimizer *o = r->optimizer;
@@ -215,7 +215,7 @@ static tch_status update_factors(const soap_run *r)
     return tchi_run_update_factors(r->optimizer, &r->run, &r->gradient, r->buffer[2], &r->group->numbers->clock);
 }
 
-/* Gradient and moment into the bases, Adam there, and the direction back. */
+/* Rotates gradient and moment into the bases, applies Adam, and rotates the direction back. */
 static tch_status precondition_run(const soap_run *r, tch_blocks *direction)
 {
     tch_optimizer *o = r->optimizer;
@@ -233,14 +233,13 @@ static tch_status precondition_run(const soap_run *r, tch_blocks *direction)
 
 /* --- bases ------------------------------------------------------------------------------------------------------- */
 
-/* Factors [first, first + count) of a factor batch, all to be refreshed: their first bases, or those they have follow
- * them. */
+/* Factors [first, first + count) of a factor batch, all to be refreshed: either all first bases or none. */
 typedef struct basis_run {
     tch_optimizer *optimizer;
     tchi_factor_batch *factor_batch;
     int64_t first, count;
     bool begin;
-    bool measured; /* how far the old bases are off */
+    bool measured; /* compute the drift of the old bases */
 } basis_run;
 
 static int64_t basis_bytes(const basis_run *r, int64_t count)
@@ -268,7 +267,7 @@ static tch_status refresh_part(const basis_run *r, int64_t first, int64_t count)
                                        r->measured ? f->drift + first : NULL, scratch);
 }
 
-/* As many factors at once as the workspace allows, at least one, in passes of about equal length. */
+/* As many factors at a time as fit into the workspace, at least one, in passes of about equal length. */
 static int64_t count_fitting(const basis_run *r)
 {
     int64_t limit = r->optimizer->context->workspace_limit;
@@ -297,8 +296,8 @@ static bool is_first(const tch_optimizer *o, const tchi_factor_batch *f, int64_t
     return only_finds_bases(tchi_block_param(o, tchi_block_at(o, c->first + f->block[factor])));
 }
 
-/* First bases are found by an eigensolver, which waits: that cannot be recorded. The key is told from those of runs by
- * its first part, which is below 0. */
+/* First bases come from an eigensolver, which synchronizes: it cannot be recorded. The first part of the key is
+ * negative, which distinguishes it from the keys of runs. */
 static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f)
 {
     int64_t most = tchi_group_at(o, f->group)->config.numerics.world_invariant ? 1 : f->count;
@@ -308,7 +307,7 @@ static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f)
             end++;
         }
         r.count = end - first;
-        r.measured = tchi_refresh_by_need(&tchi_group_at(o, f->group)->config);
+        r.measured = tchi_refresh_is_adaptive(&tchi_group_at(o, f->group)->config);
         o->refreshes += r.count;
         if (r.count > 0) {
             tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, r.count, r.measured}};
@@ -318,9 +317,9 @@ static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f)
     return TCH_OK;
 }
 
-/* --- second moments follow their bases --------------------------------------------------------------------------- */
+/* --- permuting second moments ------------------------------------------------------------------------------------ */
 
-/* Blocks [first, first + count) of a block batch, of which the same dimensions, as bits, have new bases. */
+/* Blocks [first, first + count) of a block batch with new bases along the same dimensions; a bit mask. */
 typedef struct permute_run {
     tch_optimizer *optimizer;
     const tchi_block_batch *block_batch;
@@ -328,7 +327,7 @@ typedef struct permute_run {
     uint32_t dims;
 } permute_run;
 
-/* The orders of a run's bases along dimension k, or NULL where they are as before. */
+/* The column orders of a run's bases along dimension k; NULL if unchanged. */
 static const int32_t *orders_of(const permute_run *r, int32_t k)
 {
     if ((r->dims >> k & 1) == 0) {
@@ -353,7 +352,7 @@ static tch_status permute_matrices(const permute_run *r, void *moment, void *spa
                                  TCH_COPY_DEVICE);
 }
 
-/* Higher orders: one dimension at a time, with that dimension in front. */
+/* Order above 2: permutes one dimension at a time, transposed to the front. */
 static tch_status permute_along(const permute_run *r, int32_t k, void *moment, char *spare)
 {
     tch_optimizer *o = r->optimizer;
@@ -384,7 +383,7 @@ static tch_status permute_moments(const permute_run *r)
     return TCH_OK;
 }
 
-/* The dimensions along which a block has a new basis that followed the one before. */
+/* The dimensions along which a block's basis was updated; first bases do not count. */
 static uint32_t moved_dims(const tch_optimizer *o, const tchi_block_batch *c, int64_t block)
 {
     uint32_t dims = 0;
@@ -409,7 +408,7 @@ static tch_status permute_batch(tch_optimizer *o, const tchi_block_batch *c)
     return TCH_OK;
 }
 
-/* All bases to be refreshed, and what lies in them. */
+/* Refreshes all marked bases and permutes the second moments to match. */
 static tch_status refresh_group(tch_optimizer *o, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
@@ -426,7 +425,8 @@ static tch_status refresh_group(tch_optimizer *o, int32_t group)
 
 /* --- the step ---------------------------------------------------------------------------------------------------- */
 
-/* All that does not look at gradients where they lie, with arguments that stay the same. */
+/* Everything that does not read gradients from their original memory: its arguments do not change, so it can be
+ * recorded. */
 static tch_status finish_run(void *argument)
 {
     const soap_run *r = argument;

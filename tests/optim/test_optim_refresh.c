@@ -264,7 +264,7 @@ static bool expect_due(expected_gap *e, int32_t step, int32_t period, int32_t le
     return true;
 }
 
-TEST(gaps_by_need)
+TEST(adaptive_intervals)
 {
     static const struct {
         double drift, budget;
@@ -294,7 +294,7 @@ TEST(gaps_by_need)
 }
 
 /* Each has its turn also where gaps are the factors' own: in the end once in a period. */
-TEST(staggered_gaps_by_need)
+TEST(staggered_adaptive_intervals)
 {
     static watched bases[MOST_WATCHED];
     trial t;

@@ -71,7 +71,7 @@ def test_round_trip(kind, way, device):
 
 @pytest.mark.parametrize("drift", [None, 1e-9, 1e6])
 @pytest.mark.parametrize("kind", ["shampoo", "soap"])
-def test_refreshes_by_need_go_on(kind, drift, device):
+def test_adaptive_refresh_resumes(kind, drift, device):
     """The gaps that factors have come to are part of the state."""
     options = {"precondition_frequency": None, "refresh_drift": drift}
     model, optimizer = trained(kind, device, 7, **options)
