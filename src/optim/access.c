@@ -1,4 +1,4 @@
-/* What callers ask of an optimizer and change in it between steps. */
+/* Queries, and changes between steps. */
 #include <math.h>
 
 #include "core/check.h"
@@ -85,7 +85,7 @@ tch_status tch_optimizer_set_lr_tensor(tch_optimizer *optimizer, int32_t group, 
                          tchi_describe(lr, text, sizeof text));
     }
     g->lr_tensor = (tch_tensor){.data = tchi_tensor_data(lr), .device = lr->device, .dtype = lr->dtype};
-    g->numbers_changed = g->numbers_changed || g->lr == NULL; /* the configuration's lr no longer stops AdamW's part */
+    g->numbers_changed = g->numbers_changed || g->lr == NULL; /* lr == 0 no longer disables AdamW's part */
     g->lr = &g->lr_tensor;
     return TCH_OK;
 }
@@ -151,7 +151,7 @@ tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_
     return TCH_OK;
 }
 
-/* The flags and residuals of one factor batch, some at a time. */
+/* Reads the flags and residuals of one factor batch, in chunks. */
 static tch_status read_factor_batch(const tch_optimizer *o, const tchi_factor_batch *f, tch_optim_stats *stats)
 {
     enum { CHUNK = 128 };
@@ -175,7 +175,7 @@ static tch_status read_factor_batch(const tch_optimizer *o, const tchi_factor_ba
     return TCH_OK;
 }
 
-/* Sums of intervals and staleness, in place of their means. */
+/* Adds intervals and staleness to the fields of their means, which are divided later. */
 static void add_schedule(const tch_optimizer *o, const tchi_factor_batch *f, tch_optim_stats *stats)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;

@@ -1,9 +1,8 @@
-/* AdamW, as PyTorch defines it; every parameter element by element. Also what the other optimizers leave, with numbers
- * of its own and without amsgrad.
+/* AdamW as in PyTorch, elementwise. Other optimizers use it, with its own hyperparameters and without amsgrad, for
+ * parameters without blocks.
  *
  *     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
- *     p <- (1 - lr weight_decay) p - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
- */
+ *     p <- (1 - lr weight_decay) p - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) */
 #include "core/status.h"
 
 #include "config.h"

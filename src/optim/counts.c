@@ -1,6 +1,6 @@
-/* What the host keeps for a step beside the state on the device, as checkpoints and callers see it. The counts of a
- * parameter are [steps of the optimizer, steps with its gradient, one number for each factor], factors in the order of
- * block batches, blocks and dimensions, which its sizes alone decide. */
+/* Host-side counters, as checkpoints and callers see them. The counts of a parameter are [steps of the optimizer, steps
+ * with its gradient, one number for each factor], factors in the order of block batches, blocks and dimensions, which
+ * depends only on its sizes. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 #include "refresh.h"
 
-enum { STEPS, STEPS_SEEN, FACTORS }; /* where each begins */
+enum { STEPS, STEPS_SEEN, FACTORS }; /* offsets */
 
 bool tchi_is_clock(double step)
 {
@@ -21,11 +21,11 @@ void tchi_param_resume(tchi_param *param, int64_t steps_seen, double step)
     uint64_t bits;
     memcpy(&bits, &step, sizeof bits);
     param->steps_seen = steps_seen;
-    /* equal for parameters with equal counts and equal clocks: they have had the same steps, as far as it matters */
+    /* parameters with equal counts and equal clocks share an id: their later clocks are equal too */
     param->clock_id = ((uint64_t)steps_seen * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
 }
 
-/* From the lowest bit on: 2 for failures, 5 for the gap, 5 for the next. */
+/* Bit fields: 2 bits for failures, 5 for the interval, 5 for the next interval. */
 enum { GAP_AT = 2, NEXT_GAP_AT = 7, MOST_GAP = 30 };
 
 int64_t tchi_factor_count(const tchi_factor_batch *factor_batch, int64_t factor)
@@ -53,8 +53,8 @@ static bool exists(const tch_optimizer *o, int32_t parameter)
     return o != NULL && parameter >= 0 && parameter < o->params.count;
 }
 
-/* Writes the counts of every factor of a parameter to `into`, or sets them from `from`, where those are not NULL.
- * Returns how many there are. */
+/* Writes the factor counts of a parameter to `into`, or sets them from `from`; either may be NULL. Returns their
+ * number. */
 static int64_t each_factor(const tch_optimizer *o, int32_t parameter, int64_t *into, const int64_t *from)
 {
     const tchi_group *g = tchi_group_at(o, tchi_param_at(o, parameter)->group);

@@ -1,5 +1,5 @@
-/* Making optimizers: checking parameters, laying out their state, taking the memory. Everything is checked before
- * anything is allocated, and a group that cannot be added leaves the optimizer as it was. */
+/* Creating optimizers: checks the parameters, lays out their state and allocates it. Everything is checked before
+ * anything is allocated; a group that cannot be added leaves the optimizer unchanged. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static tch_status check_parameter(const tch_context *context, const tch_paramete
     }
     if (!with_data) {
         shape_only = *tensor;
-        shape_only.data = &nowhere; /* aligned, and never looked at */
+        shape_only.data = &nowhere; /* aligned; never read */
         shape_only.byte_offset = 0;
         shape_only.device = tch_context_device(context);
         tensor = &shape_only;
@@ -68,7 +68,7 @@ static int by_address(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* No two parameters share memory: an update of one would change the other. */
+/* Parameters must not share memory. */
 static tch_status check_apart(const tch_optimizer *o)
 {
     int64_t count = o->params.count;
@@ -93,8 +93,7 @@ static tch_status check_apart(const tch_optimizer *o)
     return status;
 }
 
-/* Merges what may be merged of the dimensions of one matrix; where matrices lie one after the other along the first,
- * that one stays as it is. */
+/* Merges dimensions of one matrix. With several matrices along the first dimension, that one is not merged. */
 static void merge_dims(const tchi_block_method *blocks, const tch_optim_config *config, bool several, tchi_dims *dims)
 {
     tchi_dims rest = {.order = dims->order - several};
@@ -111,7 +110,7 @@ static void merge_dims(const tchi_block_method *blocks, const tch_optim_config *
     memcpy(dims->size + several, rest.size, (size_t)rest.order * sizeof *rest.size);
 }
 
-/* The sizes of one matrix after the other: as they were given, or all of the dimension once. */
+/* Sets the sizes of the matrices: as given, or the whole dimension. */
 static tch_status take_cuts(tchi_param *p, const tch_parameter *parameter, int64_t rows)
 {
     int64_t sum = 0;
@@ -136,7 +135,8 @@ static tch_status take_cuts(tchi_param *p, const tch_parameter *parameter, int64
     return TCH_OK;
 }
 
-/* The dimensions of one of several matrices, of a tensor of this shape; `batch` is how often `cuts` come. */
+/* Sets the dimensions of one matrix of a tensor that holds several, and `batch`, the number of repetitions of
+ * `cuts`. */
 static tch_status split_matrices(const tch_parameter *parameter, const char *name, int32_t ndim, const int64_t *shape,
                                  tchi_dims *dims, int64_t *batch)
 {
@@ -160,7 +160,7 @@ static tch_status split_matrices(const tch_parameter *parameter, const char *nam
     return TCH_OK;
 }
 
-/* A tensor of several matrices has blocks where one of them would: the smallest, since methods leave what is large. */
+/* A tensor of several matrices has blocks if its smallest matrix would: methods exclude large ones. */
 static bool has_blocks(const tchi_block_method *blocks, const tch_optim_config *config, const tchi_param *p,
                        tchi_dims dims)
 {
@@ -210,7 +210,7 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
     char *copy;
     TCHI_TRY(tchi_host_take(bytes, "a parameter's name", &copy));
     memcpy(copy, name, bytes);
-    tchi_param *p = tchi_list_extend(&o->params); /* there is room */
+    tchi_param *p = tchi_list_extend(&o->params); /* cannot fail: reserved */
     p->name = copy;
     p->name_bytes = bytes;
     p->group = group;
@@ -232,9 +232,9 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
     return tchi_optim_set_dims(o, p, parameter, p->ndim, p->shape, &p->dims, &p->blocked);
 }
 
-/* --- undoing ----------------------------------------------------------------------------------------------------- */
+/* --- rollback ---------------------------------------------------------------------------------------------------- */
 
-/* How far the lists go before a group is added. */
+/* Lengths of the lists before a group is added. */
 typedef struct mark {
     int64_t groups, params, blocks, block_batches, factor_batches, states, chunks, own_tiles, tiles;
 } mark;
@@ -315,7 +315,7 @@ static tch_status fill_master(const tch_optimizer *o, const tchi_param *p)
                                               : o->context->backend->matrix->copy(o->context->state, &to, &from);
 }
 
-/* Zeroes, roots at the identity, master copies at their parameters. */
+/* Zeroes the state, sets roots to the identity and copies parameters to their masters. */
 static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64_t bytes)
 {
     const tch_backend *t = o->context->backend;
@@ -358,8 +358,8 @@ static tch_status take_state(tch_optimizer *o, int32_t group)
     return TCH_OK;
 }
 
-/* Scratch for all groups: it may have to grow with a new one. Host lists first, so that nothing is lost if one
- * fails. */
+/* Allocates scratch for all groups, which may grow with a new one. Host lists come first, so that a failure loses
+ * nothing. */
 static tch_status take_scratch(tch_optimizer *o)
 {
     tchi_arena arena = {0};
@@ -374,7 +374,7 @@ static tch_status take_scratch(tch_optimizer *o)
     TCHI_TRY(tchi_list_reserve(&o->clock_list, o->params.count));
     TCHI_TRY(tchi_list_reserve(&o->gradient_list, o->params.count + o->tiles.count + 1));
     TCHI_TRY(tchi_pool_allocate_exact(o->context->pool, bytes, &list));
-    tchi_recordings_clear(o->context, &o->recordings); /* they work in the old one */
+    tchi_recordings_clear(o->context, &o->recordings); /* they refer to the old scratch */
     tchi_pool_free(o->context->pool, o->scratch_block);
     o->scratch_block = list;
     o->scratch_bytes = bytes;
@@ -401,7 +401,7 @@ tch_status tchi_optim_check(const tch_context *context, const char *function, co
     return TCH_OK;
 }
 
-/* A block of codes would lie on two ranks where a shard ends within it. */
+/* int8 blocks would straddle ranks where a shard ends within one. */
 static tch_status check_shared_state(const tch_optimizer *o, const tch_optim_config *config)
 {
     return o->shared == NULL || config->memory.state_dtype == TCH_STATE_FLOAT32
@@ -460,7 +460,7 @@ static bool is_whole(const tch_placement *p, const tch_tensor *tensor)
     return whole;
 }
 
-/* The number of the first parameter that is not all here, or `count`. */
+/* Returns the index of the first sharded parameter, or `count`. */
 static int32_t first_parted(int32_t count, const tch_parameter *parameters, const tch_placement *placements)
 {
     int32_t i = 0;
@@ -499,7 +499,7 @@ static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, in
         o->context->backend->device->synchronize(o->context->state);
         return_to(o, &before);
         o->state_bytes = state_bytes;
-        if (o->scratch_block != NULL) { /* as it was: the chunks of the groups that stay */
+        if (o->scratch_block != NULL) { /* unchanged: the chunks of the remaining groups */
             tchi_arena arena = {.base = o->scratch_block};
             tchi_layout_chunks(o, &arena);
         }
@@ -554,7 +554,6 @@ void tchi_optim_empty(tch_optimizer *o)
     }
 }
 
-/* What an optimizer has before it has groups. */
 static tch_status open_optimizer(tch_optimizer *o, tch_comm *comm)
 {
     void *control;
@@ -571,7 +570,7 @@ static void drop_optimizer(tch_optimizer *o)
     tchi_host_release(o, sizeof *o);
 }
 
-/* All that can go wrong before ranks of a group meet. */
+/* Everything that can fail before the first collective. */
 static tch_status begin_optimizer(tch_context *context, const tch_optim_config *config, tch_comm *comm, int32_t count,
                                   const tch_parameter *parameters, const tch_state_allocator *allocator,
                                   tch_optimizer **optimizer)

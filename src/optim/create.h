@@ -4,37 +4,35 @@
 
 #include "optimizer.h"
 
-/* Validates configuration and parameters; the tensors' memory only `with_data`. */
+/* Validates configuration and parameters; the tensors' memory only if `with_data`. */
 tch_status tchi_optim_check(const tch_context *context, const char *function, const tch_optim_config *config,
                             int32_t count, const tch_parameter *parameters, bool with_data);
 
-/* An optimizer without groups. */
+/* Initializes an optimizer without groups. */
 void tchi_optim_prepare(tch_optimizer *optimizer, tch_context *context, const tch_optim_config *config,
                         const tch_state_allocator *allocator);
 
-/* Adds a group and its layout, without memory on the device. */
+/* Adds a group and its layout, without device memory. */
 tch_status tchi_optim_plan(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
                            const tch_parameter *parameters, const tch_placement *placements, bool with_data);
 
-/* The dimensions of a whole parameter of this shape, merged for the method, and its division into matrices; *blocked:
- * it has blocks. */
+/* Sets the merged dimensions of a whole parameter and its division into matrices; *blocked is set if it has blocks. */
 tch_status tchi_optim_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
                                int32_t ndim, const int64_t *shape, tchi_dims *dims, bool *blocked);
 
-/* The minimum workspace to refresh every factor, including the pool's rounding, and that of a refresh of all at once
- * within the budget: see forecast.c. */
+/* The minimum workspace to refresh any one factor, including the pool's rounding, and the workspace to refresh all at
+ * once within the budget: see forecast.c. */
 tch_status tchi_forecast_refresh(const tch_optimizer *optimizer, int64_t *least, int64_t *most);
 
 /* Frees everything but the struct itself. */
 void tchi_optim_empty(tch_optimizer *optimizer);
 
-/* --- layout.c: from a list of parameters to blocks, block batches and factor batches, and from these to memory. Done
- * on the host, without any of the memory it counts. */
+/* --- layout.c: from a list of parameters to blocks, block batches and factor batches, and their memory. Runs on the
+ * host and allocates no device memory. */
 
-/* Divides the group's parameters into blocks, block batches and factor batches. */
 tch_status tchi_layout_group(tch_optimizer *optimizer, int32_t group);
 
-/* Places the group's state in one arena and its other buffers in another, and lists the state by name. Runs twice:
+/* Lays out the group's state in one arena and its other buffers in another, and lists the state by name. Runs twice:
  * first with arenas that only measure. */
 tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena *state, tchi_arena *beside,
                              bool names);

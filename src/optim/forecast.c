@@ -1,5 +1,5 @@
-/* What an optimizer takes of memory, before it is made and after. A forecast lays out an optimizer as its making does,
- * with arenas that only measure. */
+/* The memory of an optimizer, before and after its creation. A forecast runs the same layout with arenas that only
+ * measure. */
 #include "core/arith.h"
 #include "core/check.h"
 #include "core/recording.h"
@@ -9,8 +9,7 @@
 #include "create.h"
 #include "refresh.h"
 
-/* Workspace for one factor of a factor batch, by products and by the eigen method, which may have to take over, and by
- * the user's kernel where there is one. */
+/* Workspace for one factor of a factor batch: the maximum of the matrix-product method and its eigen fallback. */
 static tch_status one_refresh(const tch_optimizer *o, const tchi_factor_batch *f, int64_t *bytes)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
@@ -48,12 +47,12 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
     return TCH_OK;
 }
 
-/* Kernels that are recorded for a run of blocks after its gradients are gathered, by the method that has most of them:
- * counted on the emulated device, Shampoo has 9, SOAP 12, Muon 22 and NorMuon 24. */
+/* Kernels recorded for a run of blocks, for the method with most. Counted on the emulated device: Shampoo 9, SOAP 12,
+ * Muon 22, NorMuon 24. */
 #define RUN_KERNELS 24
 
-/* How many parts the refreshes of a factor batch may be recorded in. Parts of a fixed interval stay the same; adaptive
- * ones may be of any factors. */
+/* The number of recordings for refreshes of a factor batch. Fixed intervals repeat the same parts; adaptive ones may
+ * refresh any subset. */
 static int64_t refresh_parts(const tch_optimizer *o, const tchi_factor_batch *f)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
@@ -64,7 +63,7 @@ static int64_t refresh_parts(const tch_optimizer *o, const tchi_factor_batch *f)
     return parts < f->count ? parts : f->count;
 }
 
-/* Of more recordings than there are places for, a mean one fills each. */
+/* If there are more recordings than slots, an average one is assumed in each slot. */
 static int64_t recorded_kernels(const tch_optimizer *o)
 {
     int64_t recordings = 0;
@@ -79,8 +78,8 @@ static int64_t recorded_kernels(const tch_optimizer *o)
         const tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         int64_t parts = refresh_parts(o, f);
         recordings += parts;
-        /* Roots by Newton's iteration had 40 for matrices of 200, and 13 where they are one launch. Bases had 18 for
-         * 64, 24 for 200 and 52 for 520: they are orthogonalized by panels. */
+        /* Measured: roots by Newton's iteration 40 for n = 200, and 13 where one launch suffices; bases 18 for n = 64,
+         * 24 for 200 and 52 for 520, since they are orthogonalized by panels. */
         kernels += parts * (f->root != 0 ? 48 : 20 + f->n / 12);
     }
     return recordings > TCHI_MOST_RECORDINGS ? kernels / recordings * TCHI_MOST_RECORDINGS : kernels;

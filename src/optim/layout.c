@@ -1,4 +1,3 @@
-/* See create.h. */
 #include <stdio.h>
 #include <string.h>
 
@@ -34,7 +33,7 @@ static int32_t transpose_tall(const tchi_block_method *blocks, tchi_block_batch 
     return 1;
 }
 
-/* The block batch of a block of this parameter with these sizes, as a value that can be compared. */
+/* Returns a block batch as a comparable value: that of this parameter's blocks of these sizes. */
 static tchi_block_batch describe(const tchi_block_method *blocks, const tch_optim_config *config,
                                  const tchi_param *param, const int64_t *size)
 {
@@ -74,8 +73,7 @@ static tch_status find_block_batch(tch_optimizer *o, const tchi_group *group, co
     return TCH_OK;
 }
 
-/* A block of this size joins its batch, which it says: it is counted, or, with `place`, put into the optimizer's list
- * where it is this rank's. */
+/* Counts a block in its batch or, with `place`, appends it to the optimizer's list if this rank owns it. */
 static tch_status add_block(tch_optimizer *o, const tchi_param *param, const int64_t *size, tchi_block block,
                             bool place, int32_t *number)
 {
@@ -96,7 +94,7 @@ static tch_status add_block(tch_optimizer *o, const tchi_param *param, const int
     return TCH_OK;
 }
 
-/* Tiles in the order in which the blocks of one process would come, those of other ranks as blocks of parameter -1. */
+/* Adds tiles in the order of one process's blocks. Tiles of other ranks are blocks of parameter -1. */
 static tch_status add_tiles(tch_optimizer *o, const tchi_exchange *exchange, bool place)
 {
     for (int64_t i = exchange->first_tile; i < exchange->first_tile + exchange->tiles; i++) {
@@ -109,7 +107,6 @@ static tch_status add_tiles(tch_optimizer *o, const tchi_exchange *exchange, boo
     return TCH_OK;
 }
 
-/* All blocks of the group. */
 static tch_status add_blocks(tch_optimizer *o, int32_t index, bool place)
 {
     const tchi_group *group = tchi_group_at(o, index);
@@ -192,7 +189,7 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
     return TCH_OK;
 }
 
-/* The lists of a factor batch are one piece of memory, those of the largest items first. */
+/* The lists of a factor batch share one allocation, largest elements first. */
 static size_t list_bytes(const tchi_factor_batch *f)
 {
     size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->refreshed + sizeof *f->phase +
@@ -220,7 +217,7 @@ void tchi_layout_free_factor_batch(tchi_factor_batch *f)
     tchi_host_release(f->block, list_bytes(f));
 }
 
-/* Each factor knows whose it is. */
+/* Stores the owner block of each factor. */
 static void note_owners(tch_optimizer *o, int32_t block_batch_index)
 {
     const tchi_block_batch *block_batch = tchi_block_batch_at(o, block_batch_index);
@@ -262,7 +259,7 @@ tch_status tchi_layout_group(tch_optimizer *optimizer, int32_t group)
 
 /* --- the state in memory ----------------------------------------------------------------------------------------- */
 
-/* Where names of the state go, or nowhere while only memory is counted. */
+/* Destination of state names; no optimizer while only measuring. */
 typedef struct naming {
     tch_optimizer *optimizer;
     bool on;
@@ -298,8 +295,8 @@ static tch_status name_state(const naming *n, int32_t param, tchi_state_kind kin
     return TCH_OK;
 }
 
-/* What the moments of a parameter are called, or NULL where it has none. Of a parameter and its tiles one has each:
- * the first moment is the parameter's where it filters, all others are the tiles'. */
+/* Sets the names of a parameter's moments, NULL for those it lacks. A carried parameter shares them with its tiles: it
+ * keeps the first moment if it filters, the tiles keep the rest. */
 static void moment_names(const tch_optimizer *o, const tch_optim_config *config, const tchi_param *p,
                          const char *names[TCHI_MOMENTS])
 {
@@ -313,7 +310,7 @@ static void moment_names(const tch_optimizer *o, const tch_optim_config *config,
     }
 }
 
-/* Something laid out like the parameter, or like one of its tiles, which is then numbered. */
+/* Places a tensor with the layout of the parameter, or of one of its tiles, which is then numbered. */
 static tch_status place_like(const naming *n, const tchi_param *p, tch_scalar type, const char *name, tchi_arena *arena,
                              void **data)
 {
@@ -329,7 +326,7 @@ static tch_status place_like(const naming *n, const tchi_param *p, tch_scalar ty
     return TCH_OK;
 }
 
-/* Small parameters are a small part of the memory, and often the ones that matter: biases, norms. */
+/* Small parameters, such as biases and norms, use little memory and are often sensitive. */
 #define LEAST_NARROW 4096
 
 static bool may_be_compressed(const tchi_param *p)
@@ -337,7 +334,7 @@ static bool may_be_compressed(const tchi_param *p)
     return !p->blocked && p->tile < 0 && p->real == TCH_SCALAR_F32 && p->count >= LEAST_NARROW;
 }
 
-/* Marks the latest name: what a file may have in another form. */
+/* Marks the latest entry as one that a file may store in another form. */
 static void mark_moment(const naming *n, const tchi_param *p, int32_t moment)
 {
     if (n->on && may_be_compressed(p) && n->optimizer->shared == NULL) {
@@ -353,7 +350,7 @@ static tch_status place_list(const naming *n, const tchi_param *p, tch_scalar ty
     return name_state(n, p->index, TCHI_STATE_OF_PARAM, *data, type, 1, &count, &stride, name);
 }
 
-/* Codes lie in the order of the parameter's memory, four in a word: tensors have no type of eight bits. */
+/* int8 codes are in the order of the parameter's memory, four to an int32 element: there is no 8-bit tensor type. */
 static tch_status place_codes(const naming *n, tchi_param *p, const char *name, int32_t k, tchi_arena *arena)
 {
     char what[64];
@@ -371,7 +368,7 @@ static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_co
 {
     static const tch_moments kept[] = {TCH_MOMENTS_REAL, TCH_MOMENTS_BF16, TCH_MOMENTS_CODES};
     const char *names[TCHI_MOMENTS];
-    /* with those who apply directions, or with the tile that is the parameter */
+    /* masters are kept by the ranks that apply directions, or with a tile that stands for the parameter */
     bool here = p->tile >= 0 ? p->by_value : !p->carried || !p->by_value;
     if (here && config->memory.master_weights && tchi_scalar_size(p->type) == 2) {
         TCHI_TRY(place_like(n, p, p->real, "master", arena, &p->master));
@@ -390,7 +387,7 @@ static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_co
     return TCH_OK;
 }
 
-/* The number of steps is the first thing in a clock. */
+/* The step count is the first field of a clock. */
 static tch_status place_params(const naming *n, int32_t group, tchi_arena *state)
 {
     tch_optimizer *o = n->optimizer;
@@ -413,7 +410,7 @@ static tch_status place_params(const naming *n, int32_t group, tchi_arena *state
     return TCH_OK;
 }
 
-/* A packed matrix is a list of numbers. */
+/* A packed matrix is a vector. */
 static tch_status name_matrix(const naming *n, const tchi_block_batch *block_batch, int64_t block, int32_t k,
                               tchi_matrix_kind kind, const char *name)
 {
@@ -506,8 +503,8 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
 
 /* --- scratch of a step ------------------------------------------------------------------------------------------- */
 
-/* An eighth of the state is little beside it; two gibibytes, and a 32nd of its memory, are little on a GPU that trains,
- * and let roots and bases of small models be computed in large batches, which is fast. */
+/* An eighth of the state. The minimum, 2 GiB or 1/32 of a training GPU's memory, lets roots and bases of small models
+ * be computed in large batches, which is faster. */
 int64_t tchi_layout_budget(const tch_optimizer *optimizer)
 {
     const int64_t least = (int64_t)2 << 30;
@@ -516,7 +513,7 @@ int64_t tchi_layout_budget(const tch_optimizer *optimizer)
     return asked > 0 ? asked : tchi_max(share, least);
 }
 
-/* A block whose dimensions are cut in more than two places is no single rectangle. */
+/* A block that splits more than two dimensions is not a single rectangle. */
 static int64_t rects_of(const tch_optimizer *o, const tchi_block_batch *block_batch)
 {
     int64_t most = 1;
@@ -527,8 +524,7 @@ static int64_t rects_of(const tch_optimizer *o, const tchi_block_batch *block_ba
     return most;
 }
 
-/* Blocks of one pass, where so many fit: as few passes as may be, and all alike, since a last one with little to do
- * keeps little of a device busy. */
+/* Blocks of one pass: as few passes as fit, of equal size, since a small last pass leaves the device underused. */
 static int64_t chunk_of(int64_t count, int64_t fit)
 {
     if (count == 0) {
@@ -541,7 +537,7 @@ static int64_t chunk_of(int64_t count, int64_t fit)
 
 void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
 {
-    /* A refresh gets the rest: roots are what gains by more at a time. */
+    /* refreshes get the rest, since larger batches help roots most */
     int64_t budget = tchi_layout_budget(optimizer) / (optimizer->factor_batches.count > 0 ? 4 : 1);
     int64_t most_work = 0;
     int64_t most_unpacked = 0;
@@ -568,7 +564,7 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
     }
     const tch_backend *t = optimizer->context->backend;
     optimizer->most_rects = most_rects;
-    optimizer->unpacked_bytes = tchi_round_up(most_unpacked, 512); /* each half is aligned */
+    optimizer->unpacked_bytes = tchi_round_up(most_unpacked, 512); /* both parts are aligned */
     optimizer->work_bytes = most_work + optimizer->unpacked_bytes;
     optimizer->scratch = tchi_arena_take(scratch, most_work);
     optimizer->unpacked = tchi_arena_take(scratch, optimizer->unpacked_bytes);

@@ -1,10 +1,8 @@
-/* Lion (Chen and others, 2023): every element moves by the learning rate, up or down; every parameter element by
- * element.
+/* Lion (Chen and others, 2023), elementwise: every element moves by the learning rate, up or down.
  *
  *     c = beta1 m + (1 - beta1) g
  *     p <- (1 - lr weight_decay) p - lr sign(c)
- *     m <- beta2 m + (1 - beta2) g
- */
+ *     m <- beta2 m + (1 - beta2) g */
 #include "config.h"
 #include "method.h"
 

@@ -5,7 +5,7 @@
 
 #include "optimizer.h"
 
-/* Elementwise updates, of parameters without blocks. */
+/* Elementwise updates of parameters without blocks. */
 typedef struct tchi_elementwise {
     /* Names of its moments, NULL for those not kept; all are NULL before. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
@@ -22,10 +22,10 @@ typedef struct tchi_clock_rule {
     tch_factor_rule factors;
 } tchi_clock_rule;
 
-/* The parameters with blocks. */
+/* Parameters with blocks. */
 typedef struct tchi_block_method {
     /* --- division into blocks */
-    /* Merges dimensions, but not the first. NULL: according to `merge_dims`. */
+    /* Merges dimensions except the first. NULL: according to `merge_dims`. */
     void (*set_dims)(const tch_optim_config *config, tchi_dims *dims);
     /* Whether a parameter of these dims has blocks. */
     bool (*has_blocks)(const tch_optim_config *config, const tchi_dims *dims);
@@ -36,7 +36,7 @@ typedef struct tchi_block_method {
     /* --- state */
     /* Names of the moments in the parameter's layout, NULL for those not kept. */
     void (*moments)(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
-    /* Whether side k of a block has a factor. NULL: no. */
+    /* Whether side k of a block has a factor. NULL: never. */
     bool (*has_factor)(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k);
     /* The exponent of the inverse roots of factors, for blocks of this order. NULL: factors have bases. */
     int32_t (*root)(const tch_optim_config *config, int32_t order);
@@ -51,9 +51,9 @@ typedef struct tchi_block_method {
     tchi_clock_rule (*clock_rule)(const tch_optim_config *config);
     /* Whether a parameter's clock does not advance in this step. NULL: it always does. */
     bool (*waits)(const tchi_param *param);
-    /* Advances other clocks of the group. NULL: there are none. */
+    /* Advances other clocks of the group. NULL: none. */
     tch_status (*advance)(tch_optimizer *optimizer, tchi_group *group);
-    /* The step of a parameter from which its host schedule is active. NULL: there is none. */
+    /* The step of a parameter from which its host schedule is active. NULL: never. */
     int64_t (*begins)(const tch_optim_config *config);
 
     /* --- groups of ranks */
@@ -64,7 +64,7 @@ typedef struct tchi_block_method {
     bool may_add_decay;
     /* The type that represents a direction without loss. NULL: that of the arithmetic. */
     tch_scalar (*direction_type)(const tch_context *context, tch_scalar real);
-    /* Factor of the learning rate for a matrix of this size. NULL: 1, or part of the direction. */
+    /* Factor of the learning rate for a matrix of this size. NULL: 1, or included in the direction. */
     double (*step_factor)(const tch_optim_config *config, double rows, double cols);
 
     /* --- the step */
@@ -77,16 +77,16 @@ typedef struct tchi_block_method {
 struct tchi_optim_method {
     const char *name; /* in checkpoints and messages */
 
-    /* Sets defaults that differ from the common ones. NULL: none. */
+    /* Sets defaults that differ from the common ones. NULL: none do. */
     void (*set_defaults)(tch_optim_config *config);
     /* Checks options against each other. NULL: nothing to check. */
     tch_status (*check)(const char *function, const tch_optim_config *config);
     /* Refuses changes between steps that need state which was not allocated. NULL: none do. */
     tch_status (*check_change)(const tch_optim_config *now, const tch_optim_config *next);
-    /* Sets hyperparameters on the device that differ from the options of their names. NULL: none. */
+    /* Sets hyperparameters on the device that differ from the options of the same name. NULL: none do. */
     void (*set_numbers)(const tch_optim_config *config, tchi_group_numbers *numbers);
 
-    /* AdamW's learning rate over lr if adamw.lr is 0. NULL: 1. */
+    /* The ratio of AdamW's learning rate to lr if adamw.lr is 0. NULL: 1. */
     double (*rest_share)(const tch_optim_config *config);
 
     const tchi_elementwise *elementwise;
@@ -107,7 +107,7 @@ bool tchi_shampoo_has_blocks(const tch_optim_config *config, const tchi_dims *di
 int64_t tchi_shampoo_largest_side(const tch_optim_config *config);
 bool tchi_shampoo_has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k);
 
-/* Whether decay is added to the gradients of parameters with blocks. */
+/* Whether weight decay is added to the gradients of parameters with blocks. */
 static inline bool tchi_adds_decay(const tchi_block_method *blocks, const tch_optim_config *config)
 {
     return blocks->may_add_decay && config->weight_decay_type == TCH_WEIGHT_DECAY_L2;

@@ -1,4 +1,4 @@
-/* The list of optimizers. A new one is an entry here, its number in optim.h, and its file; see
+/* The list of optimizers. A new one needs an entry here, a number in optim.h, and its file; see
  * docs/adding-an-optimizer.md. */
 #include "method.h"
 
@@ -7,14 +7,14 @@
 #include "config.h"
 
 static const tchi_optim_method *const methods[] = {
-    [TCH_OPTIM_SGD] = &tchi_method_sgd,               /* sgd.c */
-    [TCH_OPTIM_ADAMW] = &tchi_method_adamw,           /* adamw.c */
-    [TCH_OPTIM_SHAMPOO] = &tchi_method_shampoo,       /* shampoo.c */
-    [TCH_OPTIM_SOAP] = &tchi_method_soap,             /* soap.c */
-    [TCH_OPTIM_MUON] = &tchi_method_muon,             /* muon.c */
-    [TCH_OPTIM_LION] = &tchi_method_lion,             /* lion.c */
-    [TCH_OPTIM_NORMUON] = &tchi_method_normuon,       /* muon.c */
-    [TCH_OPTIM_KL_SHAMPOO] = &tchi_method_kl_shampoo, /* kl_shampoo.c */
+    [TCH_OPTIM_SGD] = &tchi_method_sgd,
+    [TCH_OPTIM_ADAMW] = &tchi_method_adamw,
+    [TCH_OPTIM_SHAMPOO] = &tchi_method_shampoo,
+    [TCH_OPTIM_SOAP] = &tchi_method_soap,
+    [TCH_OPTIM_MUON] = &tchi_method_muon,
+    [TCH_OPTIM_LION] = &tchi_method_lion,
+    [TCH_OPTIM_NORMUON] = &tchi_method_normuon, /* muon.c */
+    [TCH_OPTIM_KL_SHAMPOO] = &tchi_method_kl_shampoo,
 };
 #define METHODS ((int32_t)(sizeof methods / sizeof methods[0]))
 

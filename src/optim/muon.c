@@ -1,24 +1,24 @@
-/* Muon: the momentum of a matrix, made orthogonal, is its step.
+/* Muon: the step of a matrix is its orthogonalized momentum.
  *
  *     B <- momentum B + (1 - momentum) G
  *     U  = momentum B + (1 - momentum) G  (nesterov), or B
  *     O  = orthogonalize(U)
  *     p <- (1 - lr weight_decay) p - lr s O
  *
- * Matrices are gathered with their short side first and in the type that is orthogonalized, so that all of one shape,
- * wide or tall, are one batch.
+ * Matrices are gathered with their short side first and in the type of the orthogonalization, so that wide and tall
+ * matrices of one shape form one batch.
  *
- * NorMuon (Li and others, 2025) divides every row of O by the root of its own second moment, so that no neuron moves
- * much more than another.
+ * NorMuon (Li and others, 2025) divides every row of O by the root of its second moment, so that neurons move by
+ * similar amounts.
  *
  *     v_i <- beta2 v_i + (1 - beta2) mean of O_ij^2 over j
  *     D_ij = O_ij / (sqrt(v_i) + eps)
  *     p   <- (1 - lr weight_decay) p - lr s sqrt(min(m, n)) D / |D|
  *
- * s is the factor of adjust_lr_fn, and sqrt(min(m, n)) the norm of an orthogonal matrix, so that a step is as long as
- * Muon's; with MATCH_RMS_ADAMW the product is the paper's 0.2 sqrt(m n). As in the paper v is not corrected:
- * |D| takes its size out again. A row is one of the parameter by its shape. Blocks have their short side first and
- * parameters may lie by columns, so the rectangles say along which side of theirs the rows are. */
+ * s is the factor of adjust_lr_fn, and sqrt(min(m, n)) the norm of an orthogonal matrix, so a step has the length of
+ * Muon's; with MATCH_RMS_ADAMW the product is the paper's 0.2 sqrt(m n). As in the paper, v has no bias correction,
+ * which |D| would cancel. Rows are those of the parameter's shape. Since blocks have their short side first and
+ * parameters may be column-major, the rectangles state which of their sides holds the rows. */
 #include <math.h>
 
 #include "core/check.h"
@@ -51,15 +51,15 @@ static void set_normuon_defaults(tch_optim_config *c)
     c->muon.adjust_lr_fn = TCH_ADJUST_LR_MATCH_RMS_ADAMW;
 }
 
-/* B is what the table calls a filter, which goes by beta1. */
+/* B is the operation table's filter, whose decay rate is beta1. */
 static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
 {
     numbers->main.beta1 = config->momentum;
 }
 
-/* Steps of AdamW are about lr an element. With MATCH_RMS_ADAMW a matrix's are too; otherwise its step has the norm of
- * an orthogonal matrix, and 0.02, the usual lr, is far above AdamW's. With 0.3 embeddings and biases get 0.006, the
- * best of the rates tried for the rest of a GPT (bench/results/train-lm-33m.json). */
+/* An AdamW step is about lr per element, and so is a matrix step with MATCH_RMS_ADAMW. Otherwise a matrix step has the
+ * norm of an orthogonal matrix, and the usual lr of 0.02 is far above AdamW's. A ratio of 0.3 gives embeddings and
+ * biases 0.006, the best rate tried for the rest of a GPT (bench/results/train-lm-33m.json). */
 static double rest_share(const tch_optim_config *config)
 {
     return config->muon.adjust_lr_fn == TCH_ADJUST_LR_MATCH_RMS_ADAMW ? 1.0 : 0.3;
@@ -85,9 +85,8 @@ static tchi_clock_rule clock_rule(const tch_optim_config *config)
     return (tchi_clock_rule){false, TCH_FACTOR_EMA};
 }
 
-/* Whether the first dimension above 1 of a parameter is the inner one of its matrix in memory. Of more than two
- * dimensions the matrix has the outermost in memory on one side and all others on the other: its rows are those of
- * memory. */
+/* Whether a parameter's first dimension above 1 is the inner one of its matrix in memory. With more than two dimensions
+ * the matrix has the outermost in memory on one side and all others on the other, so its rows are those of memory. */
 static bool lies_by_columns(const tchi_param *p)
 {
     int32_t first = -1;
@@ -99,7 +98,7 @@ static bool lies_by_columns(const tchi_param *p)
     return sides == 2 && p->strides[first] * p->shape[first] != p->count;
 }
 
-/* As many as its long side has, since wide and tall matrices share a block batch. */
+/* One per element of the long side, since wide and tall matrices share a block batch. */
 static int64_t row_moments(const tchi_block_batch *block_batch)
 {
     return block_batch->size[1];
@@ -135,7 +134,7 @@ static int64_t muon_work(const tch_context *context, const tch_optim_config *con
     return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
 }
 
-/* What each row adds to the norm of a direction lies behind what Muon works with. */
+/* The contribution of each row to the norm of a direction follows Muon's buffers. */
 static int64_t normuon_work(const tch_context *context, const tch_optim_config *config,
                             const tchi_block_batch *block_batch)
 {
@@ -150,7 +149,7 @@ typedef struct muon_run {
     tchi_work work;
 } muon_run;
 
-/* A matrix of a run as m by n by its parameter's shape, in whatever order it lies in memory. */
+/* A matrix of a run as m by n in the parameter's shape, whatever its memory layout. */
 typedef struct sides {
     double m, n;
 } sides;
@@ -161,7 +160,7 @@ static sides sides_of(const muon_run *r, int64_t block)
     const tchi_block *b = tchi_block_at(r->optimizer, batch->first + r->run.first + block);
     const tchi_param *p = tchi_block_param(r->optimizer, b);
     int32_t first = 0;
-    if (p->cuts != NULL || p->tile >= 0) { /* in the order of memory, which is that of the shape */
+    if (p->cuts != NULL || p->tile >= 0) { /* the order of memory is that of the shape */
         return (sides){(double)tchi_block_rows(batch, b), (double)tchi_block_cols(batch, b)};
     }
     while (p->shape[first] == 1) {
@@ -171,7 +170,7 @@ static sides sides_of(const muon_run *r, int64_t block)
     return (sides){m, (double)p->count / m};
 }
 
-/* What the learning rate is multiplied by for a matrix, by adjust_lr_fn. */
+/* The factor of the learning rate, by adjust_lr_fn. */
 static double muon_factor(const tch_optim_config *config, double rows, double cols)
 {
     switch (config->muon.adjust_lr_fn) {
@@ -184,7 +183,7 @@ static double muon_factor(const tch_optim_config *config, double rows, double co
     }
 }
 
-/* Muon's, and the norm of an orthogonal matrix. */
+/* Muon's factor times the norm of an orthogonal matrix. */
 static double normuon_factor(const tch_optim_config *config, double rows, double cols)
 {
     return muon_factor(config, rows, cols) * sqrt(fmin(rows, cols));
@@ -194,7 +193,7 @@ static tch_status gather_run(const muon_run *r)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
-    bool filtered = tchi_run_param(o, &r->run)->moment[0] == NULL; /* the gradient of a tile, where it lies */
+    bool filtered = tchi_run_param(o, &r->run)->moment[0] == NULL; /* the gradient of a tile, in its buffer */
     tch_filter filter = r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA;
     const tch_gathering how = {.filter = filtered ? TCH_FILTER_NONE : filter};
     tch_update update =
@@ -212,7 +211,7 @@ static tch_status orthogonalize_run(const muon_run *r, tch_matrices *direction)
     return tchi_orthogonalize_blocks(o->context, &ortho, &x, r->run.block_batch->all, scratch, direction);
 }
 
-/* The rectangles of a run with the direction in block[0]: one for each block. */
+/* Rectangles of a run with the direction in block[0], one per block. */
 static tch_update update_of(const muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
@@ -235,7 +234,7 @@ static tch_status apply_directions(const muon_run *r, const tch_matrices *direct
     return o->context->backend->update->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
 }
 
-/* The rectangle of a block is all of a matrix, in rows. */
+/* Requires that a block's rectangle is the whole matrix, by rows. */
 static tch_status apply_rows(const muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
@@ -255,7 +254,8 @@ static tch_status apply_rows(const muon_run *r, const tch_matrices *direction)
     return o->context->backend->update->apply_rows(o->context->state, &update, o->norms, (double *)(void *)parts);
 }
 
-/* All that does not look at gradients where they lie, with arguments that stay the same. */
+/* Everything that does not read gradients from their original memory: its arguments do not change, so it can be
+ * recorded. */
 static tch_status finish_run(void *argument)
 {
     const muon_run *r = argument;
@@ -264,7 +264,7 @@ static tch_status finish_run(void *argument)
     return r->run.block_batch->moment != NULL ? apply_rows(r, &direction) : apply_directions(r, &direction);
 }
 
-/* Of the numbers that may change between steps eps alone is an argument; the others are read on the device. */
+/* Only eps is an argument among the hyperparameters that may change between steps; the device reads the others. */
 static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 {
     const tch_optim_config *config = &tchi_group_at(o, run->block_batch->group)->config;

@@ -1,6 +1,6 @@
-/* The inside of an optimizer. From the outside in:
+/* The internals of an optimizer, from the outside in:
  *
- *     optimizer    groups, parameters, the memory they share
+ *     optimizer    groups, parameters, shared memory
  *       group      one configuration, its hyperparameters on the device
  *         parameter   a dense array in the caller's memory, its moments, its clock
  *           block       a rectangle of one parameter, preconditioned by its factors
@@ -82,7 +82,7 @@ typedef struct tchi_block {
     int32_t number; /* in its parameter */
     int32_t transposed;
     int64_t start[TCHI_MOST_ORDER]; /* in the parameter's dims */
-    int64_t global_index;           /* of all ranks' blocks of the block batch */
+    int64_t global_index;           /* in all ranks' blocks of the block batch */
 } tchi_block;
 
 typedef struct tchi_block_batch {
@@ -90,8 +90,8 @@ typedef struct tchi_block_batch {
     int32_t order;
     int64_t size[TCHI_MOST_ORDER];
     int32_t factor_batch[TCHI_MOST_ORDER]; /* index of the factor batch of each dimension's factors, or -1 for none */
-    int64_t position[TCHI_MOST_ORDER];     /* of the first block's factor there */
-    int64_t before[TCHI_MOST_ORDER];       /* factors of other block batches there, on all ranks, before these */
+    int64_t position[TCHI_MOST_ORDER];     /* of the first block's factor in that batch */
+    int64_t before[TCHI_MOST_ORDER];       /* preceding factors of other block batches there, on all ranks */
     tch_scalar type, real;                 /* of parameters, and of the arithmetic */
     int64_t count, first;                  /* its blocks in the optimizer's list */
     int64_t all;                           /* on all ranks */
@@ -112,22 +112,22 @@ typedef struct tchi_factor_batch {
     int64_t all;           /* on all ranks */
     char *factors, *roots; /* count matrices each; roots or bases */
     bool packed;           /* factors and roots, not bases, are lower triangles: see tensor_modes.h */
-    bool bf16_roots;       /* roots are, and in bfloat16 */
+    bool bf16_roots;       /* roots are packed, and in bfloat16 */
     int32_t *flags;        /* on the device: status of the latest refresh of each */
-    double *drift;         /* behind the flags: drift of roots or bases, for adaptive refresh */
+    double *drift;         /* after the flags: drift of roots or bases, for adaptive refresh */
     double *residuals;
     int32_t *orders; /* on the device: permutation of each basis by the latest tracking */
     /* on the host, one per factor */
     int32_t *phase;    /* the step of the interval in which it is refreshed */
-    uint8_t *refresh;  /* at this step */
+    uint8_t *refresh;  /* in this step */
     uint8_t *failures; /* consecutive failed refreshes: more damping, then the eigen method */
     uint8_t *gap;      /* adaptive: 2^gap steps to the next refresh, and 2^next_gap after it */
     uint8_t *next_gap;
     uint8_t *unread;      /* the status of its latest refresh has not been read: see outcomes.c */
     int32_t *block_batch; /* its block batch, and its block in that batch */
     int64_t *block;
-    int64_t *global_index; /* of all ranks' factors */
-    int64_t *refreshed;    /* the step of its latest refresh, counted from 1; 0 for none since it was made or loaded */
+    int64_t *global_index; /* in all ranks' factors */
+    int64_t *refreshed;    /* the step of its latest refresh, from 1; 0 if none since creation or loading */
     int32_t phases;        /* the interval `phase` was planned for, 0: not planned */
     void *readback;        /* of flags and drift on a GPU; NULL until the first refresh */
 } tchi_factor_batch;
@@ -144,7 +144,7 @@ typedef struct tchi_group_numbers {
 typedef struct tchi_group {
     tch_optim_config config;
     tchi_group_numbers *numbers; /* on the device */
-    bool numbers_changed;        /* since they were last copied to the device */
+    bool numbers_changed;        /* since the last copy to the device */
     const tch_tensor *lr;        /* NULL, or points to lr_tensor */
     tch_tensor lr_tensor;
     int64_t lr_shape[TCH_MAX_RANK];
@@ -155,7 +155,7 @@ typedef struct tchi_group {
     struct tchi_exchange *exchange; /* with a group of ranks, or NULL */
 } tchi_group;
 
-/* What a tensor of the state belongs to, which decides the ranks that hold it. */
+/* What a state tensor belongs to, which decides the ranks that store it. */
 typedef enum tchi_state_kind {
     TCHI_STATE_OF_BLOCK,   /* a block or tile: its owner */
     TCHI_STATE_OF_PARAM,   /* a parameter: every rank */
@@ -165,7 +165,7 @@ typedef enum tchi_state_kind {
 
 /* One named tensor of the state, allocated separately: callers hold views of it. */
 typedef struct tchi_state {
-    size_t bytes; /* of this struct, the name included */
+    size_t bytes; /* of this struct, including the name */
     int32_t param;
     tchi_state_kind kind;
     int32_t tile;      /* LIKE_TILE: index in this rank's tiles */
@@ -176,7 +176,7 @@ typedef struct tchi_state {
     char name[];
 } tchi_state;
 
-/* A rectangle of memory of the state. */
+/* An allocation of the state. */
 typedef struct tchi_chunk {
     void *pointer;
     int64_t bytes;
@@ -198,7 +198,7 @@ struct tch_optimizer {
     tch_state_allocator allocator; /* allocate is NULL for the pool */
     tchi_shared *shared;           /* NULL: one process */
     tchi_list groups, params, blocks, block_batches, factor_batches, states, chunks;
-    tchi_list tiles;       /* tchi_param: those that this rank owns */
+    tchi_list tiles;       /* tchi_param: the tiles that this rank owns */
     tchi_control *control; /* on the device */
     /* scratch of a step */
     void *scratch_block; /* on the device; the pointers below point into it */
@@ -217,14 +217,14 @@ struct tch_optimizer {
     char *copies; /* on the device: gradients whose layout differs from their parameter's */
     int64_t copies_bytes;
     tchi_list rect_list, clock_list, gradient_list;
-    tchi_list counts;  /* int64_t, as a checkpoint holds them: see save.c */
+    tchi_list counts;  /* int64_t, in checkpoint order: see save.c */
     tch_rect *rects;   /* on the host */
     int64_t steps;     /* calls of tch_optimizer_step */
     int64_t refreshes; /* factors refreshed */
     int64_t state_bytes;
     int64_t device_bytes;       /* memory of the GPU; 0 on a CPU */
     tch_status failed;          /* not TCH_OK after an error of the device */
-    tchi_recordings recordings; /* of the work after the gathering of gradients */
+    tchi_recordings recordings; /* of the work after gradients are gathered */
 };
 
 static inline tchi_group *tchi_group_at(const tch_optimizer *o, int32_t i)

@@ -1,4 +1,3 @@
-/* See rects.h. */
 #include "rects.h"
 
 #include <string.h>
@@ -9,7 +8,7 @@
 
 /* --- blocks in a work buffer ------------------------------------------------------------------------------------- */
 
-enum { ALIGNED = 8 }; /* elements: 16 bytes of the narrowest type */
+enum { ALIGNED = 8 }; /* elements: 16 bytes of the smallest type */
 
 static int64_t align(int64_t count)
 {
@@ -50,15 +49,15 @@ const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run 
     return param_of(optimizer, run->block_batch, run->first);
 }
 
-/* Blocks [at, end) of one block batch that are worked on before others are waited for: all of it, or those whose
- * gradients travel together. `bucket` is the one they come in, `done` how many are over after them. */
+/* Blocks [at, end) of one block batch that are processed before others are received: all of it, or those whose
+ * gradients travel in the same `bucket`. `done` counts the buckets that are complete after them. */
 typedef struct turn {
     int32_t block_batch, started;
     int64_t at, end;
     int64_t bucket, done;
 } turn;
 
-/* The next run of a turn; false at the end. */
+/* Advances to the next run of a turn; false at the end. */
 static bool next_run(const tch_optimizer *optimizer, const tchi_step *now, turn *turn, tchi_run *run)
 {
     tchi_block_batch *c = tchi_block_batch_at(optimizer, turn->block_batch);
@@ -84,7 +83,7 @@ static bool next_run(const tch_optimizer *optimizer, const tchi_step *now, turn 
 
 /* --- turns ------------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a block batch that come before number `global_index` of all ranks'. */
+/* Returns the number of this rank's blocks of a block batch that precede block `global_index` of all ranks. */
 static int64_t blocks_before(const tch_optimizer *o, const tchi_block_batch *c, int64_t global_index)
 {
     int64_t first = 0;
@@ -97,8 +96,8 @@ static int64_t blocks_before(const tch_optimizer *o, const tchi_block_batch *c, 
     return first;
 }
 
-/* The turns of a group, in the same order on every rank, also those in which this one has nothing to do. The first is
- * had from zeros; false at the end. */
+/* Advances to the next turn of a group; false at the end. The order is the same on every rank and includes turns
+ * without blocks on this rank. Starts from zeros. */
 static bool next_turn(const tch_optimizer *optimizer, int32_t group, turn *turn)
 {
     const tchi_group *g = tchi_group_at(optimizer, group);
@@ -185,21 +184,21 @@ tch_rect tchi_rect_at(const tchi_param *p, const tchi_gradient *gradient, int64_
     for (int k = 0; k < TCHI_MOMENTS; k++) {
         rect.state[k] = advance_by(p->moment[k], first, p->real);
     }
-    if (p->moments != TCH_MOMENTS_REAL) { /* of whole parameters alone */
+    if (p->moments != TCH_MOMENTS_REAL) { /* whole parameters only */
         memcpy(rect.state, p->moment, sizeof rect.state);
         memcpy(rect.scale, p->scale, sizeof rect.scale);
     }
     return rect;
 }
 
-/* Where a block lies in its parameter: sizes and strides, neighbors joined where the elements go on without a gap. */
+/* A block's position in its parameter: sizes and strides, with contiguous neighbors merged. */
 typedef struct extent {
     int32_t order;
     int64_t size[TCHI_MOST_ORDER], stride[TCHI_MOST_ORDER];
     int64_t first;
 } extent;
 
-/* Sums go rectangle by rectangle, so a tile is cut into the same ones as the block of a whole parameter. */
+/* Sums are computed per rectangle, so a tile is divided into the same rectangles as the block of a whole parameter. */
 static extent extent_of(const tchi_block_batch *block_batch, const tchi_param *p, const tchi_block *block, bool join)
 {
     extent e = {.order = 0};
@@ -303,7 +302,7 @@ static bool is_elementwise(const tchi_param *p, const tch_update *update)
     return !p->blocked && !p->carried && p->moments == update->moments;
 }
 
-/* Of an elementwise parameter whose state ranks divide, this rank's spans. */
+/* Collects this rank's spans of an elementwise parameter whose state is divided among ranks. */
 static int64_t collect(tch_optimizer *o, const tchi_step *now, int32_t group, bool with_blocks,
                        const tch_update *update)
 {
@@ -337,7 +336,7 @@ static tch_status visit_types(tch_optimizer *o, const tchi_step *now, int32_t gr
     return TCH_OK;
 }
 
-/* Moments are kept as the group's option says, or, of small parameters and float64 ones, in the arithmetic's type. */
+/* Moments have the group's state_dtype; those of small and of float64 parameters have the arithmetic type. */
 tch_status tchi_for_each_type(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool with_blocks,
                               const tch_hyper *hyper, tchi_update_visit visit)
 {

@@ -1,5 +1,5 @@
-/* Optimizers in checkpoints: the named state as tensors, what the host counts as one more tensor, hyperparameters as
- * settings. Loading compares everything with the file before it writes anything. */
+/* Optimizers in checkpoints: the named state as tensors, the host's counters as one more tensor, hyperparameters as
+ * settings. Loading validates the whole file before the first write. */
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@ static const char *group_prefix(char text[TCHI_SAVED_NAME], const char *prefix, 
     return text;
 }
 
-/* What ranks save says of which model it is, since no rank alone has all of it. */
+/* Sharded checkpoints name the model they belong to, since no rank has all of it. */
 static const char model_name[] = "model";
 #define MODEL_SIZE 17
 
@@ -68,7 +68,7 @@ tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *w
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
 
-/* How many of the file's tensors are under the prefix: as many as we have, or something there is not ours. */
+/* The file must have as many tensors under the prefix as the optimizer. */
 static tch_status check_nothing_else(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
 {
     char start[TCHI_SAVED_NAME];
@@ -91,7 +91,7 @@ static tch_status check_nothing_else(const tch_optimizer *o, const tch_checkpoin
     return TCH_OK;
 }
 
-/* What ranks have written says of which model it is; what one process has is counted. */
+/* Compares the model's name in a sharded checkpoint; one process's checkpoint is compared tensor by tensor. */
 static tch_status check_model(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
 {
     char key[TCHI_SAVED_NAME];
@@ -109,7 +109,7 @@ static tch_status check_model(const tch_optimizer *o, const tch_checkpoint *file
     return TCH_OK;
 }
 
-/* The settings of a group in the file, checked; options that cannot change must be equal. */
+/* Reads and checks a group's settings; options that cannot change must be equal. */
 static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, int32_t group,
                                 tch_optim_config *config)
 {
@@ -120,7 +120,7 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
     return tchi_config_check_change(&tchi_group_at(o, group)->config, config);
 }
 
-/* Ranks that share an optimizer have float32 moments, and blocks of others' do not end where their shards do. */
+/* Ranks that share an optimizer have float32 moments: int8 blocks need not end at shard boundaries. */
 static tch_status check_state_dtype(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix,
                                     int32_t group)
 {
@@ -154,8 +154,8 @@ static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *f
     return TCH_OK;
 }
 
-/* What the file says of the host's side, read and checked before anything is written: the counts, then the clocks,
- * which live on the device and decide there. */
+/* The host's state in the file, read and checked before the first write: the counters, and the clocks, which are
+ * authoritative on the device. */
 typedef struct host_side {
     tchi_list counts; /* int64_t */
     tchi_list clocks; /* double, one for each parameter */
@@ -206,11 +206,11 @@ static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const c
     int64_t seed;
     TCHI_TRY(tch_checkpoint_integer(file, tchi_saved_name(name, prefix, "seed"), &seed));
     tchi_group_at(o, 0)->config.memory.seed = (uint64_t)seed;
-    tchi_recordings_clear(o->context, &o->recordings); /* the seed is an argument of theirs */
+    tchi_recordings_clear(o->context, &o->recordings); /* the seed is one of their arguments */
     return TCH_OK;
 }
 
-/* Everything but the tensors' bytes, before anything is written. */
+/* Checks everything but the tensors' bytes, before the first write. */
 static tch_status check_all(tch_optimizer *o, const tch_checkpoint *file, const char *prefix, host_side *read)
 {
     TCHI_TRY(tchi_saved_check_arguments("tch_optimizer_load", file, "checkpoint", prefix));
@@ -225,7 +225,7 @@ static tch_status check_all(tch_optimizer *o, const tch_checkpoint *file, const 
 
 static tch_status agree(const tch_optimizer *o, tch_status status, const host_side *read, const char *otherwise)
 {
-    int64_t alike = o->params.count + 1; /* the ranks have the same, but for factors */
+    int64_t alike = o->params.count + 1; /* equal on all ranks, except for factors */
     tchi_loading loading = {.comm = o->shared == NULL ? NULL : o->shared->comm,
                             .context = o->context,
                             .function = "tch_optimizer_load",

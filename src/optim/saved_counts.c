@@ -1,4 +1,4 @@
-/* What the host counts, in checkpoints: see saved_state.h. */
+/* Host counters in checkpoints: see saved_state.h. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 
 static const char counts_name[] = "counts";
 
-/* Behind the parameters' counts and the optimizer's come the factors', in the order of factor batches. */
+/* The counts of factors follow those of parameters and the optimizer's, in the order of factor batches. */
 static int64_t first_of_factors(const tch_optimizer *o, int32_t factor_batch)
 {
     int64_t at = o->params.count + 1;
@@ -43,14 +43,13 @@ static void fill_counts(const tch_optimizer *o, int64_t *at)
 
 /* --- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* A block that is here, and where the counts of its factors are in the list, one for each of its dimensions; -1 for
- * those without a factor. */
+/* A local block, and the positions of its factors' counts in the list, one per dimension; -1 for no factor. */
 typedef struct counted_block {
     int32_t batch, param, number, order;
     int64_t block, factors, at[TCHI_MOST_ORDER];
 } counted_block;
 
-/* The blocks in their order, the first from zeros; false at the end. */
+/* Advances to the next block; false at the end. Starts from zeros. */
 static bool next_block(const tch_optimizer *o, counted_block *b)
 {
     while (b->batch < o->block_batches.count && b->block == tchi_block_batch_at(o, b->batch)->count) {
@@ -77,14 +76,14 @@ static bool next_block(const tch_optimizer *o, counted_block *b)
 
 /* --- saving ------------------------------------------------------------------------------------------------------ */
 
-/* The numbers live in the optimizer, in host memory, for as long as the writer may read them. */
+/* The numbers stay in the optimizer, in host memory, until the writer has saved them. */
 static tch_status add_numbers(tch_checkpoint_writer *writer, const char *name, int64_t *numbers, int64_t count)
 {
     tch_tensor view = tch_tensor_view(numbers, TCH_INT64, 1, &count);
     return tch_checkpoint_writer_add(writer, name, &view);
 }
 
-/* How the counts of a block's factors and those of a parameter are called in the file of ranks. */
+/* The names of a block's and of a parameter's counts in sharded checkpoints. */
 static void name_failures(const tch_optimizer *o, const char *prefix, const counted_block *b,
                           char name[TCHI_SAVED_NAME])
 {
@@ -96,8 +95,8 @@ static void name_counts(const tch_optimizer *o, const char *prefix, int32_t para
     snprintf(name, TCHI_SAVED_NAME, "%s/%s/%s", prefix, tchi_param_at(o, param)->name, counts_name);
 }
 
-/* By name: for each parameter the steps asked for and those with its gradient, for each tile its factors'. Numbers go
- * where `next` points. */
+/* Adds counts by name: for each parameter its steps and steps with a gradient, for each tile those of its factors.
+ * Numbers are stored at `next`. */
 static tch_status add_by_name(const tch_optimizer *o, tch_checkpoint_writer *writer, const char *prefix, int64_t *next)
 {
     const int64_t *all = o->counts.items;
@@ -180,7 +179,7 @@ static tch_status read_numbers(const tch_checkpoint *file, const char *name, int
     return tch_checkpoint_read(file, NULL, name, &view);
 }
 
-/* What ranks have written. */
+/* Reads a sharded checkpoint. */
 static tch_status read_by_name(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, int64_t *counts)
 {
     char name[TCHI_SAVED_NAME];
@@ -204,9 +203,9 @@ static tch_status read_by_name(const tch_optimizer *o, const tch_checkpoint *fil
     return TCH_OK;
 }
 
-/* --- what one process has written, for ranks --------------------------------------------------------------------- */
+/* --- checkpoints of one process, read by ranks ------------------------------------------------------------------- */
 
-/* A group as one process would have it. */
+/* Plans a group as one process would. */
 static tch_status plan_group(const tch_optimizer *o, int32_t group, tch_tensor *tensors, tch_parameter *parameters,
                              tch_optimizer *alone)
 {
@@ -242,8 +241,8 @@ static tch_status plan_alone(const tch_optimizer *o, tch_optimizer *alone)
     return status;
 }
 
-/* Memory holds the number of each parameter's first tile, then the places of each tile's factors in the list of one
- * process, then that list. */
+/* Memory holds the number of each parameter's first tile, the positions of each tile's factors in the list of one
+ * process, and that list. */
 static tch_status read_alone(const tch_optimizer *o, const tch_optimizer *alone, const tch_checkpoint *file,
                              const char *name, int64_t *counts)
 {
@@ -277,7 +276,7 @@ static tch_status read_alone(const tch_optimizer *o, const tch_optimizer *alone,
     return status;
 }
 
-/* Their places in the list follow from the layout that one process has, which is planned for it. */
+/* The positions follow from the layout of one process, which is planned for this purpose. */
 static tch_status read_for_ranks(const tch_optimizer *o, const tch_checkpoint *file, const char *name, int64_t *counts)
 {
     tch_optimizer alone;

@@ -1,6 +1,6 @@
-/* State of a checkpoint that is kept otherwise than the optimizer keeps it: symmetric matrices that are packed or
- * whole, in bfloat16 or float32 (packed_factors, root_dtype), and moments in another type (state_dtype). It is read
- * into host memory and from there to the form that the optimizer keeps. Only rounding to fewer bits loses anything. */
+/* Converts checkpointed state to the optimizer's storage format: symmetric matrices that are packed or full, in
+ * bfloat16 or float32 (packed_factors, root_dtype), and moments of another type (state_dtype). Data passes through host
+ * memory. Only rounding to fewer bits loses information. */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 
 /* --- matrices ---------------------------------------------------------------------------------------------------- */
 
-/* A matrix as a file has it: whole or packed, and of its own type where it can be converted. */
+/* The format of a matrix in a file: full or packed, and its type if it can be converted. */
 typedef struct matrix_form {
     bool packed;
     tch_dtype dtype;
@@ -35,7 +35,7 @@ static bool is_bf16_or_f32(tch_dtype dtype)
     return tch_dtype_equal(dtype, TCH_FLOAT32) || tch_dtype_equal(dtype, TCH_BFLOAT16);
 }
 
-/* What cannot be converted has the form that the optimizer has, and is refused when it is compared with that. */
+/* A type that cannot be converted is reported as the optimizer's format, and the comparison with that fails. */
 static matrix_form matrix_form_in(const tchi_state *s, const tch_checkpoint *file, const char *name)
 {
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
@@ -68,7 +68,7 @@ tch_status tchi_saved_matrix_check(const tchi_state *state, const tch_checkpoint
     return tchi_saved_check(file, name, &tensor);
 }
 
-/* Element (i, j) of the lower triangle lies at i (i + 1) / 2 + j where it is packed. */
+/* Element (i, j) of the lower triangle is at i (i + 1) / 2 + j when packed. */
 static void repack(int64_t n, size_t size, bool to_packed, char *to, const char *from)
 {
     for (int64_t i = 0, k = 0; i < n; i++) {
@@ -83,7 +83,7 @@ static void repack(int64_t n, size_t size, bool to_packed, char *to, const char 
     }
 }
 
-/* The type is converted on the way to the device. */
+/* Converts the type before the copy to the device. */
 static tch_status read_other(const tch_optimizer *o, const tchi_state *s, const tch_checkpoint *file, const char *name,
                              matrix_form *f, void *theirs, void *ours)
 {
@@ -96,7 +96,7 @@ static tch_status read_other(const tch_optimizer *o, const tchi_state *s, const 
     tch_tensor host = tch_tensor_view(repacked ? ours : theirs, f->dtype, s->tensor.ndim, (int64_t *)s->shape);
     tch_tensor device = s->tensor;
     TCHI_TRY(tch_tensor_copy(o->context, &device, &host));
-    return tch_context_synchronize(o->context); /* the memory goes */
+    return tch_context_synchronize(o->context); /* before its memory is freed */
 }
 
 tch_status tchi_saved_matrix_read(const tch_optimizer *optimizer, const tchi_state *state, const tch_checkpoint *file,
@@ -118,7 +118,7 @@ tch_status tchi_saved_matrix_read(const tch_optimizer *optimizer, const tchi_sta
 
 /* --- moments ----------------------------------------------------------------------------------------------------- */
 
-/* A moment in host memory, as a file or a device has it and as float32, in the order of the parameter's memory. */
+/* A moment in host memory, in its stored format and as float32, in the order of the parameter's memory. */
 typedef struct host_moment {
     tch_moments kept;
     int64_t count;
@@ -128,7 +128,7 @@ typedef struct host_moment {
     size_t value_bytes, raw_bytes, scale_bytes;
 } host_moment;
 
-/* Room for either form: bfloat16 is the larger one. */
+/* Allocates for either format; bfloat16 is the larger one. */
 static tch_status allocate_moment(host_moment *h, int64_t count)
 {
     *h = (host_moment){.count = count, .value_bytes = (size_t)count * sizeof(float)};
@@ -151,7 +151,7 @@ static void widen(const host_moment *h, int32_t k)
     }
 }
 
-/* First moments as Lion's, which need no others; the next step of another optimizer chooses its own floor. */
+/* Encoded as Lion's first moment, which needs no second; the next step of another optimizer chooses its floor. */
 static void encode_block(const host_moment *h, int32_t k, int64_t first)
 {
     uint8_t *codes = h->raw;
@@ -206,7 +206,7 @@ tch_moments tchi_saved_moments_of(const tch_checkpoint *file, const char *name)
     return half ? TCH_MOMENTS_BF16 : TCH_MOMENTS_REAL;
 }
 
-/* The tensors of a moment, over this memory or none; `like` is laid out as the parameter. */
+/* The tensors of a moment over this memory, or without data; `like` has the parameter's layout. */
 typedef struct moment_forms {
     int64_t words, blocks;
     tch_tensor codes, scales, like;
@@ -226,7 +226,7 @@ static void describe(const tchi_param *p, const host_moment *h, moment_forms *f)
 
 static const int64_t beginning[TCH_MAX_RANK];
 
-/* Codes of versions before 0.1.0 had powers of two as scales, which have no floor. */
+/* Versions before 0.1.0 used power-of-two scales without a floor. */
 tch_status tchi_saved_scales_check(const tchi_param *param, const tch_checkpoint *file, const char *name)
 {
     int64_t blocks = tchi_ceil_div(param->count, TCH_CODE_BLOCK);
@@ -296,7 +296,7 @@ static tch_status write_form(const tch_optimizer *o, const tchi_param *p, int32_
         tch_tensor flat = tch_tensor_view(f.like.data, f.like.dtype, 1, &count);
         TCHI_TRY(upload(o, &flat, p->moment[k]));
     }
-    return tch_context_synchronize(o->context); /* the memory goes */
+    return tch_context_synchronize(o->context); /* before its memory is freed */
 }
 
 static tch_status convert(const tch_optimizer *o, const tchi_param *p, int32_t k, const tch_checkpoint *file,

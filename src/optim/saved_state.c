@@ -1,4 +1,3 @@
-/* See saved_state.h. */
 #include "saved_state.h"
 
 #include <string.h>
@@ -26,11 +25,11 @@ bool tchi_saves_param(const tch_optimizer *optimizer, int32_t param)
 
 /* --- rectangles -------------------------------------------------------------------------------------------------- */
 
-/* One rectangle of a tensor of the state, with the name of the whole. */
+/* One rectangle of a state tensor, with the name of the whole tensor. */
 typedef struct saved {
     char name[TCHI_SAVED_NAME];
-    bool sharded; /* it is a rectangle of something larger; otherwise a tensor of its own */
-    bool mine;    /* to save */
+    bool sharded; /* a rectangle of a larger tensor; otherwise a tensor of its own */
+    bool mine;    /* this rank saves it */
     tch_tensor tensor;
     int64_t sizes[TCH_MAX_RANK];
     const int64_t *whole;
@@ -42,7 +41,7 @@ static bool is_like_a_shard(const tch_optimizer *o, const tchi_state *s)
     return s->kind == TCHI_STATE_LIKE_PARAM && o->shared != NULL && tchi_shared_param_at(o, s->param)->sharded;
 }
 
-/* How many rectangles the tensor is in the file. */
+/* The number of rectangles of the tensor in the file. */
 static int64_t count_saved(const tch_optimizer *o, const tchi_state *s)
 {
     return is_like_a_shard(o, s) ? tchi_shared_param_at(o, s->param)->held : 1;
@@ -69,7 +68,7 @@ static void find_saved(const tch_optimizer *o, const tchi_state *s, int64_t numb
     tchi_saved_name(f->name, prefix, s->name);
     memcpy(f->sizes, s->shape, sizeof f->sizes);
     f->tensor.shape = f->sizes;
-    if (s->kind == TCHI_STATE_LIKE_TILE) { /* without its number: a rectangle of the whole in its merged dimensions */
+    if (s->kind == TCHI_STATE_LIKE_TILE) { /* without its number: a rectangle of the whole, in merged dimensions */
         *strrchr(f->name, '.') = '\0';
         const tchi_param *p = tchi_param_at(o, s->param);
         int64_t size[TCHI_MOST_ORDER];
@@ -104,7 +103,7 @@ tch_status tchi_saved_state_add(const tch_optimizer *optimizer, int64_t index, t
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
 
-/* What is to be done about a tensor that the file may have in another form. */
+/* How to read a tensor that the file may store in another format. */
 typedef enum form { AS_IT_IS, CONVERTED, MADE_WITH_ITS_MOMENT, REPACKED } form;
 
 static form form_in(const tch_optimizer *o, const tchi_state *s, const tch_checkpoint *file, const char *prefix)

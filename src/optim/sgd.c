@@ -1,9 +1,8 @@
-/* SGD, as PyTorch defines it; every parameter element by element.
+/* SGD as in PyTorch, elementwise.
  *
  *     g <- g + weight_decay p
  *     B <- momentum B + (1 - dampening) g        g itself at a parameter's first step
- *     p <- p - lr (g + momentum B)  (nesterov), or p - lr B
- */
+ *     p <- p - lr (g + momentum B)  (nesterov), or p - lr B */
 #include "core/status.h"
 
 #include "config.h"

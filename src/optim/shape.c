@@ -1,9 +1,8 @@
-/* See shape.h. */
 #include "shape.h"
 
 #include <string.h>
 
-/* Insertion by falling stride: ranks are at most TCH_MAX_RANK. */
+/* Insertion sort by decreasing stride; there are at most TCH_MAX_RANK dimensions. */
 static void insert_by_stride(tchi_dims *dims, int64_t *strides, int64_t size, int64_t stride)
 {
     int32_t k = dims->order++;
@@ -47,7 +46,7 @@ int64_t tchi_dims_count(const tchi_dims *dims)
     return count;
 }
 
-/* Dimension k takes in the one after it. */
+/* Merges dimension k with the next. */
 static void merge_at(tchi_dims *dims, int32_t k)
 {
     dims->size[k] *= dims->size[k + 1];
@@ -122,7 +121,7 @@ static int64_t rows_of(const tchi_cut *cut, int32_t matrix)
     return cut->cuts == NULL ? cut->dims[0] : cut->cuts[matrix];
 }
 
-/* Rows of one round of the list of matrices, and their parts: of both there is one at least. */
+/* Rows of one repetition of the list of matrices, and its number of parts; both are at least 1. */
 static void measure_round(const tchi_cut *cut, int64_t *rows, int64_t *parts)
 {
     *rows = *parts = 0;
@@ -153,7 +152,7 @@ tchi_cut tchi_cut_of(const tchi_param *param, int64_t most)
     return cut;
 }
 
-/* Along the first dimension: part `number` of all. */
+/* The range of part `number` along the first dimension. */
 static void cut_rows(const tchi_cut *cut, int64_t number, int64_t *start, int64_t *size)
 {
     int64_t rows;

@@ -1,5 +1,5 @@
-/* One step, from the gradients of the caller to the operations of each group. Everything that can be wrong with the
- * call is found before the first write; what fails after that fails the optimizer. */
+/* One step, from the caller's gradients to the operations of each group. All argument errors are found before the first
+ * write; a later failure marks the optimizer failed. */
 #include <stdio.h>
 #include <string.h>
 
@@ -78,7 +78,7 @@ static tch_status check_scalar(const tch_context *context, const tch_tensor *ten
     return TCH_OK;
 }
 
-/* All that can be refused; and room for the gradients that must be laid out anew. */
+/* Checks all arguments, and reserves memory for gradients that must be copied. */
 static tch_status check_step(tch_optimizer *o, int32_t count, const tch_tensor *const *gradients,
                              const tch_tensor *grad_scale, const tch_tensor *found_inf)
 {
@@ -112,15 +112,15 @@ static tch_status check_step(tch_optimizer *o, int32_t count, const tch_tensor *
     return TCH_OK;
 }
 
-/* A dense copy in the layout of the parameter. */
+/* Copies a gradient to the parameter's dense layout. */
 static tch_status lay_out(tch_optimizer *o, const tchi_param *p, const tch_tensor *grad, int64_t *used,
                           tchi_gradient *gradient)
 {
     int64_t strides[TCH_MAX_RANK];
     *gradient = (tchi_gradient){tchi_tensor_data(grad), tchi_scalar_of(grad->dtype)};
     if (p->count == 0) {
-        gradient->data =
-            o->shared != NULL ? (char *)o->control : NULL; /* nothing is read there, but its clock goes on */
+        /* never read; a non-NULL address keeps its clock advancing */
+        gradient->data = o->shared != NULL ? (char *)o->control : NULL;
     } else if (!same_layout(p, grad)) {
         tch_array from = tchi_array_of(grad, strides);
         gradient->data = o->copies + *used;
@@ -150,7 +150,8 @@ static tch_status find_nonfinite(tch_optimizer *o, int32_t group, const tch_upda
     return o->context->backend->update->inspect_gradients(o->context->state, update, 0, &o->control->found, NULL);
 }
 
-/* The first parameter whose gradient is bad, for the message: the step has been refused, and time does not matter. */
+/* Finds the first parameter with a non-finite gradient, for the message. The step has failed, so speed does not
+ * matter. */
 static tch_status name_nonfinite(tch_optimizer *o, const tchi_step *now)
 {
     const tch_backend *t = o->context->backend;
@@ -180,8 +181,8 @@ static tch_status name_nonfinite(tch_optimizer *o, const tchi_step *now)
                      o->shared != NULL ? "another rank of the group, or found_inf," : "found_inf");
 }
 
-/* Roots and bases are first made at a parameter's first step, by a schedule that the host keeps: it has to know whether
- * that one was taken. Loss scaling skips the first steps of most trainings. */
+/* First roots and bases are computed at a parameter's first step, by a schedule on the host, which must know whether
+ * that step was taken: loss scaling skips the first steps of most training runs. */
 static bool begins_something(const tch_optimizer *o, const tchi_step *now)
 {
     const tchi_block_method *blocks = o->method->blocks;
@@ -196,8 +197,8 @@ static bool begins_something(const tch_optimizer *o, const tchi_step *now)
     return false;
 }
 
-/* Leaves the decision on the device. It is also brought here, in *skipped, where that costs no waiting, and where
- * somebody asked for an error or something begins with this step. */
+/* The decision stays on the device. It is also copied to *skipped if that needs no synchronization, if non-finite
+ * gradients are an error, or if first roots or bases are scheduled. */
 static tch_status decide(tch_optimizer *o, const tchi_step *now, const tch_tensor *found_inf, bool *skipped)
 {
     const tch_backend *t = o->context->backend;
@@ -235,13 +236,13 @@ static tch_status look_at_gradients(tch_optimizer *o, const tch_tensor *const *g
     return decide(o, now, found_inf, skipped);
 }
 
-/* --- numbers and clocks ------------------------------------------------------------------------------------------ */
+/* --- hyperparameters and clocks ---------------------------------------------------------------------------------- */
 
 static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tchi_group *g)
 {
     const tch_optim_config *c = &g->config;
     double ratio = tchi_config_adamw_ratio(c);
-    bool stays = g->lr != NULL && c->adamw.lr > 0.0 && ratio == 0.0; /* what the device has is not known here */
+    bool stays = g->lr != NULL && c->adamw.lr > 0.0 && ratio == 0.0; /* the host does not know the device's value */
     tchi_group_numbers n = {0};
     n.main = (tch_hyper){.lr = c->lr,
                          .beta1 = c->beta1,
@@ -270,7 +271,7 @@ static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tchi
 static tch_status store_numbers(tch_optimizer *o, tchi_group *g)
 {
     tchi_group_numbers n = numbers_of(o->method, g);
-    enum { COUNT = 4 * sizeof(tch_hyper) / sizeof(double) }; /* the four follow each other */
+    enum { COUNT = 4 * sizeof(tch_hyper) / sizeof(double) }; /* the four are contiguous */
     double values[COUNT];
     memcpy(values, &n, sizeof values);
     return o->context->backend->device->copy_bytes(o->context->state, g->numbers, values, sizeof values,
@@ -295,7 +296,6 @@ static tch_status read_lr(tch_optimizer *o, tchi_group *g)
     return o->context->backend->matrix->shift_scale(o->context->state, &lr, NULL, ratio, 1.0, &scalar);
 }
 
-/* Of the parameters without blocks. */
 static const tch_hyper *elementwise_numbers(const tch_optimizer *o, const tchi_group *g)
 {
     return o->method->elementwise->of_rest ? &g->numbers->scalar : &g->numbers->main;
@@ -339,7 +339,8 @@ static tch_status advance(tch_optimizer *o, const tchi_step *now, tchi_group *g)
 
 /* --- the step ---------------------------------------------------------------------------------------------------- */
 
-/* Counted by the host, a step that was skipped unknown to it included: what the schedule of refreshes goes by. */
+/* Counts on the host, including steps that were skipped without the host's knowledge; the refresh schedule uses this
+ * count. */
 static void count_step(tch_optimizer *o, const tchi_step *now)
 {
     for (int32_t i = 0; i < o->params.count; i++) {
@@ -360,8 +361,7 @@ static tch_status update_elements(tch_optimizer *o, int32_t group, const tch_upd
     return o->context->backend->update->elementwise(o->context->state, update, &rule);
 }
 
-/* All of an optimizer without blocks, and what the others leave to AdamW: one launch for all parameters of the same
- * types. */
+/* Elementwise updates: one launch for all parameters of the same types. */
 static tch_status step_elementwise(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     TCHI_RANGE(o->context, "elementwise");
@@ -422,8 +422,7 @@ tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, co
         TCHI_TRY(tchi_shared_look_back(optimizer));
     }
     bool skipped = false;
-    tchi_gradient *gradient_list =
-        optimizer->gradient_list.items; /* with room for all, those of tiles behind the others */
+    tchi_gradient *gradient_list = optimizer->gradient_list.items; /* has room for all; those of tiles follow */
     const tchi_step now = {gradient_list, gradient_list + optimizer->params.count,
                            grad_scale == NULL ? NULL : tchi_tensor_data(grad_scale)};
     optimizer->failed = run_step(optimizer, gradients, found_inf, &now, &skipped);

@@ -1,4 +1,3 @@
-/* See tensor_modes.h. */
 #include "tensor_modes.h"
 
 #include <math.h>
@@ -7,7 +6,7 @@
 #include "core/status.h"
 #include "linalg/algebra.h"
 
-/* --- as they are kept -------------------------------------------------------------------------------------------- */
+/* --- storage ----------------------------------------------------------------------------------------------------- */
 
 static int64_t square_bytes(const tchi_factor_batch *f)
 {
@@ -66,7 +65,7 @@ int64_t tchi_unpacked_fit(const tch_optimizer *o, const tchi_factor_batch *f, in
     return tchi_ceil_div(count, parts);
 }
 
-/* With an `ld` of 0 where they are packed, as the table has it. */
+/* `ld` is 0 for packed matrices, as in the operation table. */
 static tch_matrices kept_matrices(const tchi_factor_batch *f, tchi_matrix_kind kind, int64_t first, int64_t count)
 {
     tch_matrices kept = tchi_matrices_new(tchi_kept_at(f, kind, first), tchi_kept_type(f, kind), count, f->n, f->n);
@@ -97,7 +96,7 @@ tch_status tchi_matrices_close(const tch_optimizer *o, const tchi_factor_batch *
                : TCH_OK;
 }
 
-/* Before the work buffers are there, so one after the other. */
+/* One matrix at a time: the work buffers are not allocated yet. */
 static tch_status begin_packed(const tch_optimizer *o, const tchi_factor_batch *f)
 {
     tchi_arena arena = {0};
@@ -120,17 +119,17 @@ tch_status tchi_matrices_begin(const tch_optimizer *o, const tchi_factor_batch *
     return o->context->backend->matrix->combine(o->context->state, 1.0, 0.0, NULL, 0.0, NULL, &all);
 }
 
-/* --- along the dimensions of blocks ------------------------------------------------------------------------------ */
+/* --- along dimensions of blocks ---------------------------------------------------------------------------------- */
 
-/* The factors, roots or bases of a run along dimension k, as they are kept. */
+/* The factors, roots or bases of a run along dimension k, in their storage format. */
 static tch_matrices kept_of(const tch_optimizer *o, const tchi_run *run, int32_t k, tchi_matrix_kind kind)
 {
     const tchi_factor_batch *f = tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
     return kept_matrices(f, kind, run->block_batch->position[k] + run->first, run->count);
 }
 
-/* Blocks are matrices with the dimension along their rows or their columns, or neither. A matrix whose rows have gaps
- * between them is seen in its own two dimensions only, however small they are. */
+/* Blocks are matrices with the dimension along their rows or columns, or neither. A matrix with padded rows is only
+ * seen in its own two dimensions, however small they are. */
 typedef enum mode_kind { ALONG_COLUMNS, ALONG_ROWS, BETWEEN } mode_kind;
 
 typedef struct mode {
@@ -171,7 +170,7 @@ static bool is_rounded(const tch_optimizer *o, const tchi_block_batch *block_bat
            block_batch->real == TCH_SCALAR_F32;
 }
 
-/* The same blocks as matrices of size by inner (outer = 1), or of outer by size. */
+/* The same blocks as size by inner matrices (outer = 1), or as outer by size. */
 static tch_matrices view(const tch_matrices *blocks, int64_t rows, int64_t cols)
 {
     int64_t ld = rows == blocks->rows && cols == blocks->cols ? blocks->ld : cols;
@@ -220,7 +219,7 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, int32_t k
     tch_matrices c = kept_of(o, run, k, TCHI_FACTORS);
     bool by_columns = m.inner == 1 && m.outer > 1;
     tch_blocks a = {by_columns ? view(blocks, m.outer, m.size) : view(blocks, m.size, m.inner), NULL};
-    if (run->block_batch->order == 1) { /* a row of numbers: its Gram matrix has their products */
+    if (run->block_batch->order == 1) { /* a row vector: its Gram matrix is the outer product */
         by_columns = true;
         a.matrices = view(blocks, 1, m.size);
     }
@@ -234,7 +233,7 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, int32_t k
                                                        NULL, 0);
 }
 
-/* The workspace that roots have left is scratch for it. Recordings of ours are made anew when it changes. */
+/* Scratch is the part of the workspace that roots leave free; when it changes, recordings are renewed. */
 static tch_status update_both(tch_optimizer *o, const tchi_run *run, const tch_blocks *gradients,
                               const tch_clock *clock)
 {
@@ -270,7 +269,7 @@ static tch_status multiply_one_side(tch_optimizer *o, const tch_preconditioner *
     return o->context->backend->update->precondition(o->context->state, p, &blocks, NULL, y, NULL);
 }
 
-/* A dimension with others on both sides: block after block, its outer ones being a batch that shares one matrix. */
+/* A dimension between others: block after block, with the outer dimensions as a batch that shares one matrix. */
 static tch_status multiply_middle(tch_optimizer *o, const tchi_run *run, tch_preconditioner p, int32_t k,
                                   const tch_matrices *from, void *to)
 {
@@ -293,7 +292,7 @@ static tch_status multiply_middle(tch_optimizer *o, const tchi_run *run, tch_pre
     return TCH_OK;
 }
 
-/* Along dimension k: new(.., i, ..) = sum over j of c(i, j) old(.., j, ..), or c(j, i) out of bases. */
+/* Along dimension k: new(.., i, ..) = sum over j of c(i, j) old(.., j, ..), with c(j, i) when rotating out of bases. */
 static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, tch_preconditioner p, int32_t k,
                                  const tch_matrices *from, void *to)
 {

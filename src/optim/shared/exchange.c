@@ -1,6 +1,6 @@
-/* Moving what travels: see shared.h and routes.c. Rectangles are packed and
- * unpacked by the operations that optimizers use anyway: `gather`, which reads
- * a rectangle of one array into another and converts its type, and `apply`. */
+/* Transfers between ranks: see shared.h and routes.c. Rectangles are packed and unpacked by the operations that
+ * optimizers use for updates: `gather`, which reads a rectangle of an array into another and converts its type, and
+ * `apply`. */
 #include <string.h>
 
 #include "core/check.h"
@@ -14,32 +14,30 @@
  * -------------------------------------------------------------------------------------------
  */
 
-/* Where a part is read from or put to. */
+/* Source or destination of a part. */
 typedef enum place {
     ON_WIRE,
     STAGED,   /* the gradient of a tile */
     IN_TILE,  /* the tile itself */
     IN_PARAM, /* this rank's tensor */
-    WITH_ALL  /* the same, with all that belongs to the parameter: its gradient,
-               its state */
+    WITH_ALL  /* IN_PARAM with the parameter's gradient and state */
 } place;
 
-/* Where the elements of a part lie in an array. */
+/* Layout of a part in an array. */
 typedef struct view {
     char *data;
     int64_t at; /* elements */
     int64_t stride[TCHI_MOST_ORDER];
 } view;
 
-/* One move of parts between two arrays, by one operation. Rectangles of these
- * are those of the two innermost dimensions, once for every index of the outer
- * ones. */
+/* A transfer of parts between two arrays by one operation. Its rectangles span the two innermost dimensions, one for
+ * every index of the outer ones. */
 typedef struct move {
     tch_optimizer *optimizer;
-    const tchi_step *now; /* NULL for what reads no gradient */
+    const tchi_step *now; /* NULL if no gradient is read */
     int32_t group;
     tch_update update;
-    bool second; /* the filtered gradient, which is the second block */
+    bool second; /* the filtered gradient, in block[1] */
 } move;
 
 static const tchi_param *param_of(const tch_optimizer *o, const tchi_part *part)
@@ -69,8 +67,7 @@ static view view_of(const tch_optimizer *o, place where, const tchi_part *part, 
     return v;
 }
 
-/* A part of `a`, which is read as a gradient is, or of the parameter, and its
- * block in `b`, of elements of `type`. */
+/* Adds a part: `a` is read as a gradient or is the parameter; `b` is a block with elements of `type`. */
 static tch_status add_part(move *m, const tchi_part *part, place a_place, place b_place, char *wire, tch_scalar type,
                            double factor)
 {
@@ -126,7 +123,7 @@ static tch_update *finish_move(move *m)
     return &m->update;
 }
 
-/* As they are: neither unscaled nor with their sign changed. */
+/* Disables unscaling and the sign change of `maximize`. */
 static void keep_raw(move *m)
 {
     m->update.grad_scale = NULL;
@@ -148,9 +145,8 @@ static bool adds_decay(const tch_optimizer *o, int32_t group)
     return tchi_adds_decay(o->method->blocks, &tchi_group_at(o, group)->config);
 }
 
-/* Gradients of this rank's tensors, of one pair of types, to the wire or, where
- * that is NULL, straight to its tiles. What is filtered here, or has decay
- * added to it, is unscaled here too. */
+/* Copies gradients of this rank's tensors, of one pair of types, to the wire or, if that is NULL, directly to its
+ * tiles. Gradients that are filtered or decayed here are unscaled here too. */
 static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
                                  char *wire, tch_scalar type, tch_scalar grad)
 {
@@ -199,7 +195,7 @@ static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group
 
 typedef struct copy {
     tch_optimizer *optimizer;
-    const tchi_step *now; /* NULL: values, which no gradient decides about */
+    const tchi_step *now; /* NULL: values, which are copied whether or not the step is skipped */
     int32_t group;
     const tchi_list *list;
     place from, to;
@@ -214,7 +210,7 @@ static bool receives_result(const tch_optimizer *o, const tchi_step *now, const 
     return now->gradients[p->index].data != NULL && p->type == type && p->by_value == by_value && !waits;
 }
 
-/* Directions of one type are applied to what this rank holds. */
+/* Applies directions of one type to this rank's shards. */
 static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, char *wire,
                               tch_scalar type)
 {
@@ -252,7 +248,7 @@ static bool is_copied(const copy *c, const tchi_param *p, tch_scalar type)
     return c->now->gradients[p->index].data != NULL && p->type == type;
 }
 
-/* Parts of parameters of one type that travel as another. */
+/* Copies parts of parameters of one type to or from another type on the wire. */
 static tch_status copy_types(const copy *c, tch_scalar type, tch_scalar wire)
 {
     tch_optimizer *o = c->optimizer;
@@ -296,8 +292,8 @@ tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
  * -------------------------------------------------------------------------------------------------
  */
 
-/* What is sent lies in its buffer once the work queued so far is done: then the
- * second stream goes on, and tells by an event when it is done. */
+/* The send buffer is complete after the work queued so far; the second stream waits for it and records an event when
+ * done. */
 static tch_status begin_side(tch_optimizer *o, void **stream)
 {
     const tch_device_ops *d = o->context->backend->device;
@@ -317,7 +313,7 @@ static tch_status wait_for(tch_optimizer *o, const tchi_wire *wire)
     return d->side_join != NULL ? d->side_join(o->context->state, wire->done) : TCH_OK;
 }
 
-/* What stays on its rank is copied there. */
+/* Copies what stays on this rank. */
 static tch_status keep_route(tch_optimizer *o, const tchi_route *route, const tchi_wire *wire)
 {
     return o->context->backend->device->copy_bytes(o->context->state, wire->received, wire->sent, route->send_bytes,
@@ -337,14 +333,13 @@ static tch_status send_route(tch_optimizer *o, const tchi_route *route, const ch
  * ------------------------------------------------------------------------------------------------------
  */
 
-/* The next bucket's gradients set out. Its buffers are free: the bucket before
- * the last has arrived. */
+/* Sends the next bucket's gradients. Its buffers are free: the second-last bucket has arrived. */
 static tch_status call_in(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
     const tchi_bucket *b = tchi_bucket_at(x, x->called_in);
     tchi_wire *wire = &x->in[x->called_in++ % 2];
-    if (!b->sharded) { /* known to all, since all have the same plan */
+    if (!b->sharded) { /* the same on all ranks, which share the plan */
         return TCH_OK;
     }
     void *stream;
@@ -372,7 +367,7 @@ static tch_status take_in(tch_optimizer *o, const tchi_step *now, int32_t group)
     return x->called_in < x->buckets.count ? call_in(o, now, group) : TCH_OK;
 }
 
-/* Results of the oldest bucket that is on its way back. */
+/* Applies the results of the oldest bucket in flight. */
 static tch_status apply_next(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
@@ -390,7 +385,7 @@ static tch_status apply_next(tch_optimizer *o, const tchi_step *now, int32_t gro
     return TCH_OK;
 }
 
-/* Results of the next bucket's tiles set out. */
+/* Sends the results of the next bucket's tiles. */
 static tch_status send_out(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;

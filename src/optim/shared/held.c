@@ -1,11 +1,11 @@
-/* What of each parameter this rank has: by it a checkpoint knows which rectangles to write, and which to read. */
+/* The rectangles of each parameter on this rank, which checkpoints write and read. */
 #include <string.h>
 
 #include "core/status.h"
 
 #include "shared.h"
 
-/* Of equal rectangles on several ranks one is written, the first rank's. */
+/* Of equal rectangles on several ranks, the first rank writes. */
 static bool is_first(const tch_placement *p, const tch_shard *shard)
 {
     size_t bytes = (size_t)p->ndim * sizeof *shard->start;

@@ -1,5 +1,5 @@
-/* Which tiles there are, and who owns them. A pure function of names, shapes, types, options, placements and the number
- * of ranks, in integers alone: every rank comes to the same plan without asking another. */
+/* Plans tiles and their owners: a pure integer function of names, shapes, types, options, placements and the number of
+ * ranks, so every rank computes the same plan without communication. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 #include "optim/shape.h"
 #include "shared.h"
 
-#define SPAN (INT64_C(1) << 18) /* elements of an elementwise parameter that are one tile */
+#define SPAN (INT64_C(1) << 18) /* elements per tile of an elementwise parameter */
 
 /* --- tiles ------------------------------------------------------------------------------------------------------- */
 
@@ -34,7 +34,7 @@ static tch_status add_tiles(tch_optimizer *o, int32_t index)
     return TCH_OK;
 }
 
-/* Multiplications of a refresh and of a step, in units of about a million. */
+/* Multiply-adds of a refresh and a step, in millions. */
 static int64_t cost_of(const tch_optimizer *o, const tchi_tile *tile)
 {
     const tchi_param *p = tchi_param_at(o, tile->param);
@@ -66,7 +66,7 @@ typedef struct candidate {
     int64_t tile;
 } candidate;
 
-/* Falling cost, then the order of tiles: those of equal sizes stand together as they do in a batch. */
+/* Decreasing cost, then tile order: tiles of equal sizes are adjacent, as in a batch. */
 static int by_cost(const void *a, const void *b)
 {
     const candidate *x = a;
@@ -78,12 +78,12 @@ typedef struct planner {
     tch_optimizer *optimizer;
     const tchi_regions *regions; /* of the group's parameters */
     int32_t first_param, ranks, leaves;
-    int64_t *load, *held;       /* one for each rank */
-    int32_t *used, *assigned;   /* tiles that a rank has of the window, and of all of this cost */
-    int32_t of_window, of_cost; /* as many as it may have */
-    int32_t *holding, holders;  /* the ranks that hold something of the tile */
+    int64_t *load, *held;       /* one per rank */
+    int32_t *used, *assigned;   /* per rank: tiles of the window, and of this cost */
+    int32_t of_window, of_cost; /* their limits */
+    int32_t *holding, holders;  /* ranks that hold some of the tile */
     int64_t elements;           /* of the tile */
-    int32_t *least; /* a tree over ranks: in [1] the one with the least work of those that may have another, or -1 */
+    int32_t *least; /* tournament tree over ranks: [1] is the least loaded that may get another tile, or -1 */
 } planner;
 
 static void hold(planner *p, int32_t rank, int64_t count)
@@ -113,7 +113,7 @@ static bool may_have(const planner *p, int32_t rank, int32_t of_cost)
     return p->used[rank] < p->of_window && p->assigned[rank] < of_cost;
 }
 
-/* The one with less work, then the first. */
+/* Returns the less loaded rank, or the lower one. */
 static int32_t lighter(const planner *p, int32_t a, int32_t b)
 {
     if (a < 0 || b < 0) {
@@ -151,8 +151,8 @@ static void assign_tile(planner *p, tchi_tile *tile, int32_t rank, int64_t cost)
     }
 }
 
-/* Of those that hold a quarter of the tile or more: the one that holds most, then the lighter. Where all hold less,
- * little traffic is saved by staying, and more is lost by ranks that refresh unequal numbers of factors at a step. */
+/* Of the ranks that hold at least a quarter of the tile: the one that holds most, then the less loaded. If all hold
+ * less, locality saves little traffic and costs more through unequal numbers of refreshes per step. */
 static int32_t choose_holder(const planner *p, int32_t of_cost)
 {
     int32_t best = -1;
@@ -165,8 +165,8 @@ static int32_t choose_holder(const planner *p, int32_t of_cost)
     return best;
 }
 
-/* A rank that holds most of it, then the one with the least work, among those that may have another of the window and
- * another of this cost; where there is none, of the window alone. */
+/* Prefers a rank that holds most of the tile, then the least loaded, within the limits of the window and of this cost;
+ * if there is none, within that of the window. */
 static int32_t choose_owner(const planner *p)
 {
     int32_t best = choose_holder(p, p->of_cost);
@@ -178,7 +178,7 @@ static int32_t choose_owner(const planner *p)
     return best;
 }
 
-/* Tiles of equal cost that are refreshed at the same step of a period stand together, so each rank gets its share of
+/* Tiles of equal cost that are refreshed in the same step of an interval are adjacent, so each rank gets its share of
  * every window of that length. */
 static void assign(planner *p, const candidate *list, int64_t count)
 {
@@ -242,7 +242,7 @@ static tch_status choose_owners(tch_optimizer *o, int32_t group, const tchi_regi
     return status;
 }
 
-/* --- this rank's own --------------------------------------------------------------------------------------------- */
+/* --- this rank's tiles ------------------------------------------------------------------------------------------- */
 
 static void fill_tile(const tch_optimizer *o, const tchi_tile *tile, tchi_param *t)
 {

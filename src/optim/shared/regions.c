@@ -1,5 +1,5 @@
-/* See regions.h. A shard is a rectangle in the tensor's own dimensions; where dimensions are merged, a rectangle that
- * does not reach across the inner ones becomes several, one for each of its rows. */
+/* A shard is a rectangle in the tensor's dimensions. Where dimensions are merged, a rectangle that does not span the
+ * inner ones becomes several, one per row. */
 #include "regions.h"
 
 #include <stdlib.h>
@@ -7,16 +7,16 @@
 
 #include "core/status.h"
 
-enum { MAX_ROWS = 1 << 20 }; /* rectangles that one shard may become */
+enum { MAX_ROWS = 1 << 20 }; /* limit of rectangles per shard */
 
-/* --- from the tensor's dimensions to the parameter's ------------------------------------------------------------- */
+/* --- from tensor dimensions to parameter dimensions -------------------------------------------------------------- */
 
-/* The tensor's dimensions [first, last] are one dimension of the parameter. */
+/* The tensor's dimensions [first, last] form one dimension of the parameter. */
 typedef struct merged {
     int32_t first, last;
 } merged;
 
-/* Dimensions of size 1 belong to the one before them, or to the first. */
+/* Dimensions of size 1 join the previous one, or the first. */
 static void find_merged(const tch_placement *p, const tchi_dims *dims, merged *groups)
 {
     int32_t at = 0;
@@ -30,9 +30,9 @@ static void find_merged(const tch_placement *p, const tchi_dims *dims, merged *g
     }
 }
 
-/* What a shard is along one of the parameter's dimensions: `rows` intervals of `length`. */
+/* A shard along one of the parameter's dimensions: `rows` intervals of `length`. */
 typedef struct intervals {
-    int32_t partial; /* the innermost tensor dimension that the shard does not have whole; below `first` for none */
+    int32_t partial; /* the innermost tensor dimension that the shard does not span; below `first` if none */
     int64_t rows, length;
 } intervals;
 
@@ -51,7 +51,7 @@ static intervals intervals_of(const tch_placement *p, const tch_shard *s, merged
     return v;
 }
 
-/* Interval `row`: where it begins in the whole, and in this rank's tensor (whose strides are given). */
+/* The start of interval `row` in the whole tensor and in this rank's tensor (by its strides). */
 static void place_interval(const tch_placement *p, const tch_shard *s, merged g, const intervals *v, int64_t row,
                            const int64_t *strides, int64_t *start, int64_t *at)
 {
@@ -69,7 +69,7 @@ static void place_interval(const tch_placement *p, const tch_shard *s, merged g,
     }
 }
 
-/* The rectangles of one shard. `strides` are those of this rank's tensor, zeros for another's. */
+/* Adds the rectangles of one shard. `strides` are those of this rank's tensor, zeros for other ranks. */
 static tch_status add_shard(const tch_placement *p, const tch_shard *s, const tchi_dims *dims, const int64_t *strides,
                             bool here, tchi_list *list, const char *name)
 {
@@ -127,7 +127,7 @@ static tch_status check_placement(const tch_placement *p, int32_t ranks, const c
     return TCH_OK;
 }
 
-/* A shard of this rank must lie inside its tensor. */
+/* This rank's shard must be inside its tensor. */
 static tch_status check_own(const tch_placement *p, const tch_shard *s, const tch_tensor *tensor, const char *name)
 {
     bool good = tensor->ndim == p->ndim;
@@ -153,7 +153,7 @@ static int by_start(const void *a, const void *b)
     return order != 0 ? order : (x->first_holder > y->first_holder) - (x->first_holder < y->first_holder);
 }
 
-/* Equal rectangles of several ranks become one with several holders. */
+/* Merges equal rectangles of several ranks into one with several holders. */
 static tch_status join_equal(tchi_regions *r)
 {
     tchi_region *items = r->list.items;
@@ -213,9 +213,9 @@ static tch_status check_whole(const tchi_regions *r, const tchi_dims *dims, cons
                                     "the shards of '%s' overlap without being equal, or leave elements out", name);
 }
 
-/* --- making ------------------------------------------------------------------------------------------------------ */
+/* --- creation ---------------------------------------------------------------------------------------------------- */
 
-/* Every rank has the whole, laid out without gaps. */
+/* Adds the whole tensor, contiguous on every rank. */
 static tch_status add_whole(const tchi_dims *dims, tchi_list *list)
 {
     tchi_region region = {.holders = -1, .here = true};
@@ -288,7 +288,7 @@ void tchi_regions_release(tchi_regions *regions)
     tchi_list_release(&regions->holders);
 }
 
-/* The first of [first, end) that begins after `start` along dimension k, by which these are ordered. */
+/* The first of [first, end) that begins after `start` along dimension k, in which they are sorted. */
 static int64_t first_after(const tchi_regions *r, int32_t k, int64_t start, int64_t first, int64_t end)
 {
     while (first < end) {
@@ -312,7 +312,7 @@ static void find_near(const tchi_regions *regions, const int64_t *start, const i
         *first = first_after(regions, k, start[k] - regions->longest[k], *first, *end);
         if (*first == *end ||
             tchi_region_at(regions, *first)->start[k] != tchi_region_at(regions, *end - 1)->start[k]) {
-            return; /* those that begin together are ordered along the next dimension */
+            return; /* those with equal starts are sorted along the next dimension */
         }
     }
 }

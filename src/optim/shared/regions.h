@@ -1,16 +1,16 @@
-/* Where the elements of a parameter lie among the ranks of a group, in the dimensions by which it is cut into tiles. */
+/* The distribution of a parameter's elements over ranks, in the dimensions that are divided into tiles. */
 #ifndef TCHI_OPTIM_REGIONS_H
 #define TCHI_OPTIM_REGIONS_H
 
 #include "optim/optimizer.h"
 
-/* A rectangle that lies whole on some ranks, and the same on each of them. */
+/* A rectangle that its holders have in full, with equal contents. */
 typedef struct tchi_region {
     int64_t start[TCHI_MOST_ORDER], size[TCHI_MOST_ORDER];
-    int32_t first_holder, holders; /* in the list of holders, by rank; -1 holders: every rank, whole */
-    /* on this rank, where it is among them */
+    int32_t first_holder, holders; /* in the list of holders, by rank; -1 holders: all ranks */
+    /* if this rank is a holder */
     bool here;
-    int64_t at, stride[TCHI_MOST_ORDER]; /* elements in its tensor */
+    int64_t at, stride[TCHI_MOST_ORDER]; /* elements in this rank's tensor */
 } tchi_region;
 
 typedef struct tchi_regions {
@@ -20,9 +20,9 @@ typedef struct tchi_regions {
     int64_t longest[TCHI_MOST_ORDER]; /* the largest size along each dimension */
 } tchi_regions;
 
-/* The regions of a parameter whose whole tensor has `dims`; NULL or a placement without shards: every rank has all of
- * it. `tensor` is what this rank has. The placement is checked: shards lie inside, do not overlap unless they are
- * equal, and miss nothing. */
+/* The regions of a parameter whose whole tensor has `dims`. A placement of NULL or without shards means replicated.
+ * `tensor` is this rank's part. Checks the placement: shards are inside, cover the tensor, and do not overlap unless
+ * they are equal. */
 tch_status tchi_regions_of(const tch_placement *placement, const tchi_dims *dims, const tch_tensor *tensor,
                            int32_t rank, int32_t ranks, const char *name, tchi_regions *regions);
 void tchi_regions_release(tchi_regions *regions);
@@ -41,14 +41,14 @@ static inline const tchi_region *tchi_region_at(const tchi_regions *r, int64_t i
     return (const tchi_region *)r->list.items + i;
 }
 
-/* The ranks that have it. */
+/* The ranks that hold a region. */
 static inline const int32_t *tchi_region_holders(const tchi_regions *r, const tchi_region *region)
 {
     return (const int32_t *)tchi_offset(r->holders.items, region->first_holder * (int64_t)sizeof(int32_t));
 }
 
-/* What regions have of a block, one after the other: where the part begins and its sizes, in the parameter's dims. All
- * regions that meet the block are among [next, end): of rows or columns no others are, of a mesh few. */
+/* Iterates over the intersections of regions with a block: start and sizes, in the parameter's dims. All regions that
+ * intersect the block are in [next, end), with no others for row or column sharding and few for a mesh. */
 typedef struct tchi_meeting {
     const tchi_regions *regions;
     const int64_t *start, *size; /* of the block */

@@ -1,5 +1,5 @@
-/* What travels between ranks: which rectangles, in which bucket, and where they lie in its buffers. The plan of a rank
- * follows from tiles, owners and regions, which all ranks have alike. */
+/* Plans the transfers between ranks: rectangles, their buckets, and their offsets in the buffers. A rank's plan follows
+ * from tiles, owners and regions, which are equal on all ranks. */
 #include <string.h>
 
 #include "core/allocator.h"
@@ -8,7 +8,7 @@
 
 #include "shared.h"
 
-enum { ALIGN = 16 }; /* bytes of a part on the wire are rounded up to it */
+enum { ALIGN = 16 }; /* parts are padded to this many bytes */
 
 static int64_t padded(int64_t bytes)
 {
@@ -25,8 +25,8 @@ static int64_t bytes_of(const tch_optimizer *o, const tchi_tile *tile)
     return tchi_elements(tile->size, p->dims.order) * tchi_scalar_size(p->wire_out);
 }
 
-/* Begins a bucket where the one before is full: as few as may be of those that are worth a collective, so that one
- * travels while the next is worked on, and no more than two are in memory. */
+/* Begins a new bucket if the current one is full. Buckets are as few as are worth a collective each, so that one is in
+ * flight while the next is computed, with at most two in memory. */
 static tch_status fill_bucket(tchi_exchange *x, int32_t end_batch, int64_t end_index, int64_t bytes, int64_t full,
                               int64_t *filled)
 {
@@ -47,8 +47,8 @@ static bool is_block(const tch_optimizer *o, const tchi_tile *tile)
     return tchi_param_at(o, tile->param)->blocked;
 }
 
-/* The tiles of a block batch, in as many parts as are worth a bucket. Owners take turns, mostly, so that whole rounds
- * of them, two or more, give every rank about as much to do in each part; the last has what is left. */
+/* Divides the tiles of a block batch into as many parts as are worth a bucket. Ownership is mostly round robin, so
+ * parts of at least two whole rounds balance the ranks; the last part has the rest. */
 static tch_status cut_batch(const tch_optimizer *o, tchi_exchange *x, int32_t block_batch, int64_t bytes, int64_t full,
                             int64_t *filled)
 {
@@ -58,7 +58,7 @@ static tch_status cut_batch(const tch_optimizer *o, tchi_exchange *x, int32_t bl
     int64_t filled_by_it = full > 0 ? bytes / full : 1;
     int64_t parts = filled_by_it < rounds / 2 ? filled_by_it : rounds / 2;
     parts = parts > 1 ? parts : 1;
-    for (int64_t i = 0, begin = 0; i < parts; i++) { /* the longer ones first: these fill a bucket */
+    for (int64_t i = 0, begin = 0; i < parts; i++) { /* longer parts first: these fill a bucket */
         int64_t end = i + 1 < parts ? (rounds * (i + 1) + parts - 1) / parts * ranks : all;
         TCHI_TRY(
             fill_bucket(x, block_batch, i + 1 < parts ? end : INT64_MAX, bytes / all * (end - begin), full, filled));
@@ -67,7 +67,7 @@ static tch_status cut_batch(const tch_optimizer *o, tchi_exchange *x, int32_t bl
     return TCH_OK;
 }
 
-/* The bucket of a tile that has this global index in its block batch. */
+/* The bucket of a tile by its global index in the block batch. */
 static int32_t find_bucket(const tchi_exchange *x, int32_t block_batch, int64_t global_index)
 {
     int32_t i = 0;
@@ -78,7 +78,7 @@ static int32_t find_bucket(const tchi_exchange *x, int32_t block_batch, int64_t 
     return i;
 }
 
-/* One number for each block batch: its bytes, and then how many of its tiles were seen. */
+/* `filled` has one number per block batch: first its bytes, then its tiles seen. */
 static tch_status fill_with_batches(const tch_optimizer *o, const tchi_group *g, int64_t full, int64_t *filled,
                                     int64_t *of_batch)
 {
@@ -145,11 +145,11 @@ typedef struct route_planner {
     tch_optimizer *optimizer;
     tchi_exchange *exchange;
     int32_t rank, ranks;
-    bool fill; /* false: bytes are counted, parts are not listed */
-    /* of the parameter whose tiles are walked */
+    bool fill; /* false: only count bytes */
+    /* of the parameter being traversed */
     const tchi_regions *regions;
-    int64_t first_here, end_here; /* regions that this rank has are among these */
-    int32_t *replica;             /* of each rank: which of the holders of its first region it is, or -1 */
+    int64_t first_here, end_here; /* the range of regions on this rank */
+    int32_t *replica;             /* per rank: which replica, i.e. which holder of its first region, or -1 */
 } route_planner;
 
 static bool is_whole(const tchi_regions *regions)
@@ -180,7 +180,7 @@ static tchi_bucket *bucket_of(const route_planner *r, int64_t tile)
     return tchi_bucket_at(r->exchange, tchi_shared_tile(r->optimizer, tile)->bucket);
 }
 
-/* Counts the bytes of a part to or from a peer; in the second pass the part is listed where they lie. */
+/* Counts the bytes of a part to or from a peer; the second pass also lists the part with its offset. */
 static tch_status add_part(const route_planner *r, tchi_route *route, bool sends, tchi_part part, int64_t bytes)
 {
     int64_t *used = tchi_route_counts(route, r->ranks, sends ? TCHI_SEND_BYTES : TCHI_RECEIVE_BYTES) + part.peer;
@@ -193,7 +193,7 @@ static tch_status add_part(const route_planner *r, tchi_route *route, bool sends
     return TCH_OK;
 }
 
-/* The rank that sends a region of a tile: its owner, if it has it; otherwise the holder of the same replica. */
+/* The rank that sends a region of a tile: its owner if it holds it, otherwise the holder of the same replica. */
 static int32_t source_of(const route_planner *r, const tchi_region *region, int32_t owner)
 {
     const int32_t *holders = tchi_region_holders(r->regions, region);
@@ -261,8 +261,8 @@ static tch_status plan_sharded(const route_planner *r, int64_t number, const tch
     return TCH_OK;
 }
 
-/* Elements of a tile that lie in one segment. They are listed for all ranks as parts of `spread`, and in `local` for
- * the rank that packs them, which lie `apart` bytes from there. */
+/* The elements of a tile within one segment. `spread` lists them for all ranks; `local`, on the rank that packs them,
+ * at an offset of `apart` bytes. */
 typedef struct scrap {
     tchi_list *spread, *local;
     int64_t apart;
@@ -270,7 +270,7 @@ typedef struct scrap {
     int64_t element; /* bytes */
 } scrap;
 
-/* `count` from number `first` on along dimension k, behind which a part has all of its tile. */
+/* Indices [first, first + count) along dimension k of a part that spans its tile in the later dimensions. */
 static tchi_part slice_of(const scrap *s, tchi_part part, int32_t k, int64_t first, int64_t count)
 {
     int64_t row = tchi_elements(part.size + k + 1, s->order - k - 1);
@@ -281,8 +281,8 @@ static tchi_part slice_of(const scrap *s, tchi_part part, int32_t k, int64_t fir
     return part;
 }
 
-/* Elements [first, end) of a part, row by row, as rectangles: what is left of a row, whole rows, and what of a row is
- * left then; of more dimensions the same along each. */
+/* Divides elements [first, end) of a part into rectangles: the end of a row, whole rows, the beginning of a row;
+ * recursively for more dimensions. */
 static tch_status cut_scrap(const scrap *s, tchi_part part, int64_t first, int64_t end)
 {
     int32_t k = 0;
@@ -291,7 +291,7 @@ static tch_status cut_scrap(const scrap *s, tchi_part part, int64_t first, int64
     }
     int64_t row = tchi_elements(part.size + k + 1, s->order - k - 1);
     int64_t whole = (first + row - 1) / row;
-    if (whole > end / row) { /* all in one row */
+    if (whole > end / row) { /* within one row */
         return cut_scrap(s, slice_of(s, part, k, first / row, 1), first % row, end - first / row * row);
     }
     if (first % row > 0) {
@@ -306,7 +306,7 @@ static tch_status cut_scrap(const scrap *s, tchi_part part, int64_t first, int64
     return end % row == 0 ? TCH_OK : cut_scrap(s, slice_of(s, part, k, end / row, 1), 0, end % row);
 }
 
-/* The results of a tile, which are [begin, end) among the bytes of its owner's, go where those have their shares. */
+/* Distributes a tile's results, bytes [begin, end) of its owner's, over the owner's shares. */
 static tch_status add_scraps(const route_planner *r, tchi_bucket *b, const tchi_param *p, tchi_part part, int64_t begin,
                              int64_t end)
 {
@@ -323,7 +323,7 @@ static tch_status add_scraps(const route_planner *r, tchi_bucket *b, const tchi_
         if (from >= until || (from - begin) / s.element >= stop) {
             continue;
         }
-        int64_t in_segment = shares[i].at + begin - shares[i].from; /* where the tile would begin */
+        int64_t in_segment = shares[i].at + begin - shares[i].from; /* offset of the tile's start */
         bool kept = shares[i].segment == part.peer;
         part.wire = shares[i].segment * b->segment + in_segment;
         s.local = !mine ? NULL : kept ? &b->spread_in : &b->level.send;
@@ -345,13 +345,13 @@ static tch_status plan_whole(const route_planner *r, int64_t number, int32_t ord
     if (!r->fill) {
         return TCH_OK;
     }
-    if (tile->owner == r->rank && p->blocked) { /* spans lie where they are */
+    if (tile->owner == r->rank && p->blocked) { /* spans are updated in place */
         TCHI_TRY(tchi_list_add(&bucket->local, &part));
     }
     return add_scraps(r, bucket, p, part, begin, *used);
 }
 
-/* A tile of another rank sends to this one, and gets from it, only what lies here. */
+/* Adds a tile of another rank: only the regions on this rank are exchanged. */
 static tch_status walk_regions(const route_planner *r, int64_t number)
 {
     const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
@@ -370,8 +370,8 @@ static tch_status walk_regions(const route_planner *r, int64_t number)
     return TCH_OK;
 }
 
-/* Whether another rank than its owner has something of a tile: known to all. A group of one is for trying, and goes the
- * way of many. */
+/* Whether any rank but the owner holds some of a tile; the same on all ranks. A group of one rank, used by tests, takes
+ * the same path as larger ones. */
 static bool tile_crosses(const route_planner *r, const tchi_tile *tile)
 {
     const tchi_regions *of = r->regions;
@@ -398,7 +398,7 @@ static tch_status walk_tiles(route_planner *r, int32_t first_param, const tchi_r
     return TCH_OK;
 }
 
-/* From bytes to offsets; bytes begin again at 0 for the second pass. */
+/* Turns byte counts into offsets and resets the counts for the second pass. */
 static int64_t lay_out(int64_t *offsets, int64_t *bytes, int32_t ranks)
 {
     int64_t total = 0;
@@ -437,8 +437,8 @@ static tch_status open_bucket(tchi_bucket *b, int32_t ranks)
 
 /* --- segments ---------------------------------------------------------------------------------------------------- */
 
-/* What an owner's segment does not hold goes into those of the first ranks with room. `to` and `filled` walk over
- * these, and how much more than their own results is in the one they have come to. */
+/* Assigns what does not fit into an owner's segment to the first segments with room. `to` is the current one and
+ * `filled` its additional bytes. */
 static tch_status share_results(tchi_bucket *b, int32_t owner, int32_t *to, int64_t *filled)
 {
     int64_t own = b->gathered[owner] < b->segment ? b->gathered[owner] : b->segment;
@@ -460,7 +460,7 @@ static tch_status share_results(tchi_bucket *b, int32_t owner, int32_t *to, int6
     return TCH_OK;
 }
 
-/* The way into segments of others. */
+/* Routes a share to another rank's segment. */
 static void route_share(tchi_bucket *b, const tchi_share *share, int32_t owner, int32_t rank, int32_t ranks)
 {
     if (share->segment != owner && owner == rank) {
@@ -474,10 +474,10 @@ static void route_share(tchi_bucket *b, const tchi_share *share, int32_t owner, 
     }
 }
 
-enum { UNEVEN = 32 }; /* a segment may be longer than the mean by one part in so many */
+enum { UNEVEN = 32 }; /* a segment may exceed the mean by 1/32 */
 
-/* An all_gather is of equal segments. Where the longest is much longer than the mean, what it has more goes to others
- * first: little beside what is then gathered. */
+/* all_gather needs equal segments. If the longest is much longer than the mean, the excess is first sent to other
+ * ranks; that is little traffic compared with the gather. */
 static tch_status lay_out_segments(tchi_bucket *b, int32_t rank, int32_t ranks)
 {
     int64_t total = 0;
@@ -510,7 +510,7 @@ static tch_status plan_buckets(route_planner *r, int32_t first_param, const tchi
     }
     TCHI_TRY(walk_tiles(r, first_param, regions));
     for (int64_t i = 0; i < x->buckets.count; i++) {
-        tchi_bucket *b = tchi_bucket_at(x, i); /* from what was counted to where it lies */
+        tchi_bucket *b = tchi_bucket_at(x, i); /* from counts to offsets */
         lay_out_route(&b->in, r->ranks);
         lay_out_route(&b->out, r->ranks);
         b->unsent_bytes = 0;
@@ -556,7 +556,7 @@ void tchi_exchange_release(tchi_exchange *exchange)
 
 /* --- buffers ----------------------------------------------------------------------------------------------------- */
 
-/* A span of an elementwise parameter is worked on where it lies: see tchi_shared_follow. */
+/* Spans of elementwise parameters are updated in place: see tchi_shared_follow. */
 static void lay_out_tiles(tch_optimizer *o, int32_t group, tchi_arena *data, tchi_arena *grads)
 {
     for (int32_t i = 0; i < o->tiles.count; i++) {
@@ -568,7 +568,7 @@ static void lay_out_tiles(tch_optimizer *o, int32_t group, tchi_arena *data, tch
     }
 }
 
-/* Every second bucket has the same buffers. */
+/* Buckets alternate between two sets of buffers. */
 static void lay_out_wires(tchi_exchange *x, int64_t ranks, tchi_arena *beside)
 {
     for (int64_t side = 0; side < 2; side++) {

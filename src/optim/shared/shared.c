@@ -1,4 +1,4 @@
-/* See shared.h. What a rank keeps of its group, and what the ranks agree on. */
+/* A rank's part of the group, and agreement between ranks. See shared.h. */
 #include "shared.h"
 
 #include <stdio.h>
@@ -62,8 +62,8 @@ void tchi_shared_close(tch_optimizer *optimizer)
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
 
-/* The number, in the whole tensor, of the first element here, where those that follow are the next ones there: what
- * random rounding counts by. Elsewhere elements are counted by where they lie. */
+/* The index in the whole tensor of the first local element, if the local elements are contiguous there: stochastic
+ * rounding is keyed by it. Otherwise local indices are used. */
 static int64_t base_of(const tch_placement *placement, int32_t rank)
 {
     for (int32_t i = 0; i < placement->count; i++) {
@@ -81,7 +81,8 @@ static int64_t base_of(const tch_placement *placement, int32_t rank)
     return 0;
 }
 
-/* Directions that are narrower than the parameter travel; so do those for shards, whose owner has not the parameter. */
+/* Directions of a smaller type than the parameter are sent, and directions of shards, whose owner does not have the
+ * parameter. */
 static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
 {
     const tchi_block_method *blocks = o->method->blocks;
@@ -93,7 +94,7 @@ static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
     p->wire_out = p->by_value ? p->type : direction;
 }
 
-/* The state of a large parameter that every rank has is divided, though the work on it is little. */
+/* Divides the state of a large replicated parameter, although its update is cheap. */
 static void set_span(const tch_optimizer *o, tchi_param *p, bool sharded)
 {
     int64_t bytes = p->count * tchi_scalar_size(p->type);
@@ -185,7 +186,7 @@ tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const
 
 /* --- agreement --------------------------------------------------------------------------------------------------- */
 
-/* The two numbers go down as the bits of one that is stored without waiting. */
+/* Stores both numbers as one 64-bit value, asynchronously. */
 static tch_status store_pair(tch_optimizer *o, int32_t number)
 {
     int32_t pair[2] = {number, ~number};
@@ -218,7 +219,7 @@ tch_status tchi_shared_compare(tch_comm *comm, tch_context *context, uint64_t ha
     return status == TCH_OK ? agreed : tchi_fail(status, "%s", message);
 }
 
-/* Which gradients are there. */
+/* A hash of which gradients exist. */
 static int32_t hash_presence(const tch_optimizer *o, const tchi_step *now)
 {
     uint32_t hash = 0x811C9DC5u;
@@ -242,7 +243,7 @@ tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, con
     return TCH_OK;
 }
 
-/* A number that no rank with gradients has: all of those find that they disagree, and skip. */
+/* A value that no rank with gradients sends: the others detect the disagreement and skip. */
 tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status)
 {
     char message[1024];
@@ -269,7 +270,7 @@ tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
         return optimizer->failed;
     }
     const tch_device_ops *d = optimizer->context->backend->device;
-    if (!skipped) { /* perhaps it was, and the host does not know yet */
+    if (!skipped) { /* the host may not know yet */
         optimizer->shared->asked = d->readback_post != NULL;
         return !optimizer->shared->asked ? TCH_OK
                                          : d->readback_post(optimizer->context->state, &optimizer->shared->seen,
@@ -307,7 +308,7 @@ void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now)
         const tchi_param *p = tchi_param_at(optimizer, t->index);
         const tchi_gradient *gradient = &now->gradients[t->index];
         now->of_tiles[i] = (tchi_gradient){gradient->data != NULL ? t->staged : NULL, t->wire_in};
-        if (!t->blocked) { /* where it lies */
+        if (!t->blocked) { /* in place */
             tchi_shared_find_span(optimizer, t);
             int64_t bytes = t->base * tchi_scalar_size(gradient->type);
             now->of_tiles[i] = (tchi_gradient){tchi_offset(gradient->data, bytes), gradient->type};
