@@ -1,4 +1,3 @@
-/* See algebra.h. */
 #include "algebra.h"
 
 #include <float.h>
@@ -26,9 +25,9 @@ tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1,
     return c0 == 0.0 && d == NULL ? TCH_OK : t->matrix->combine(context->state, c0, c1, d, 1.0, c, c);
 }
 
-/* Rows of a block on the diagonal at once, without the columns right of it: what is wasted is half of that. 128 makes
- * 0.56 of a full product at n = 1024, and tiles enough for a GPU; with 64 and with 256 rows a step of SOAP in blocks of
- * 1024 takes longer. */
+/* Rows of a diagonal block; only the columns up to its right edge are computed, so half of each diagonal block is
+ * wasted. 128 costs 0.56 of a full product at n = 1024 and leaves enough tiles for a GPU; with 64 or 256 rows a SOAP
+ * step with blocks of 1024 is slower. */
 tch_status tchi_lower_product(tch_context *context, const tch_matrices *x, const tch_matrices *s, const tch_matrices *c)
 {
     int64_t n = x->rows;
@@ -106,8 +105,8 @@ tch_status tchi_measure(tch_context *context, const tch_matrices *a, tchi_inspec
     return context->backend->matrix->reduce(context->state, TCH_REDUCE_INSPECT, a, i->max_abs);
 }
 
-/* The setup of a root judges finiteness and symmetry; with the largest entry for the largest eigenvalue and some
- * damping, that is all it does. */
+/* The setup of a root checks finiteness and symmetry. Given the largest entry for the largest eigenvalue and some
+ * damping, it does nothing else. */
 tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar type, tchi_inspection *i)
 {
     const tch_backend *t = context->backend;
@@ -117,7 +116,7 @@ tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar 
                                  i->damping, i->bound, i->flags);
 }
 
-/* Half a unit of the last place above the largest number of a type rounding gives infinity. */
+/* From half an ulp above the largest number of a type on, rounding gives infinity. */
 double tchi_most_number(tch_scalar type)
 {
     switch (type) {
@@ -151,7 +150,7 @@ static const char *reason_of(int32_t flag)
     }
 }
 
-/* Flags come to the host a chunk at a time, so that no memory is needed for them. */
+/* Flags are copied to the host in chunks, which needs no allocation. */
 static tch_status find_bad(tch_context *context, int64_t first, int64_t count, const int32_t *flags, const char *name,
                            tch_status *bad)
 {

@@ -1,7 +1,6 @@
-/* See basis.h. Rows are made orthonormal by Cholesky: with W = S S' = L L', the rows of L^-1 S are what Gram and
- * Schmidt would make of those of S. That squares the condition number of S, which is large even beside an eigenbasis,
- * so before changing the arithmetic of a product read docs/numerics/soap-basis.md. For large n gram_schmidt.c does
- * without the square. */
+/* Rows are orthonormalized by Cholesky: with W = S S' = L L', the rows of L^-1 S are the result of Gram-Schmidt on S.
+ * This squares the condition number of S, which is large even near an eigenbasis, so read docs/numerics/soap-basis.md
+ * before changing the precision of a product. For large n, gram_schmidt.c avoids the square. */
 #include "basis.h"
 
 #include <float.h>
@@ -14,61 +13,61 @@
 #include "batch.h"
 #include "gram_schmidt.h"
 
-/* A becomes A + shift trace(A) I, which has the same eigenvectors: without it rows in the null space of A would be
- * nothing but rounding. It bounds the condition number of S by 1 / shift, at the cost of rows whose eigenvalues are
- * below it: those keep to their places. Measured, of shifts from 1e-7 to 1e-4: bases are worse the larger it is. */
+/* A becomes A + shift trace(A) I, which has the same eigenvectors; otherwise rows in the null space of A would be
+ * rounding error. The shift bounds the condition number of S by 1 / shift, and rows with smaller eigenvalues keep their
+ * positions. Measured for shifts from 1e-7 to 1e-4: larger ones give worse bases. */
 #define SHIFT_F64 1e-7
 #define SHIFT_F32 1e-6
 
-/* Added to W, whose diagonal is 1, before all passes but the last: this many roundoffs, which is more than the errors
- * of W, and more for larger matrices, whose errors are larger. In float32, for n = 256 and factors with a wide
- * spectrum, 23 of 24 steps failed without it and none with it. */
+/* Added to W, whose diagonal is 1, before all passes but the last. In roundoffs; above the error of W, and growing with
+ * n as that does. In float32 with n = 256 and factors of wide spectrum, 23 of 24 steps failed without it and none with
+ * it. */
 #define GRAM_ROUNDOFFS 640.0
 #define GRAM_SIZE 1024.0
 
-/* In which type, and how often, rows are made orthonormal. Adding to W costs orthogonality, which the next pass brings
- * back, and not the span of leading rows, which is what the iteration is about. */
+/* The type and number of orthonormalization passes. Adding to W costs orthogonality, which the next pass restores, but
+ * not the span of leading rows, which the iteration relies on. */
 typedef struct method {
     tch_scalar type;
-    int passes; /* 0: Gram-Schmidt by panels, which is in split products, see gram_schmidt.h */
+    int passes; /* 0: Gram-Schmidt by panels in split products, see gram_schmidt.h */
     double shift;
     double gram_shift;
-    bool split; /* S in split products, which are as good as float32's */
+    bool split; /* S in split products, which are as accurate as float32 */
 } method;
 
-/* S is computed in split products from this n on, where those are so many times as fast as float64's. */
+/* S is computed in split products from this n on, if they are this many times as fast as float64. */
 #define SPLIT_FROM 512
 #define SPLIT_GAIN 2.5
 
-/* And the rest, where n times that ratio is at least this: the larger n, the less of it is left in float64, in small
- * products. On an H200, where split products are put at 3.2 times float64's, panels lose at n = 1024 and win at
+/* Panels are used if n times that ratio is at least this: the larger n, the smaller the share of small float64
+ * products. On an H200, where split products count as 3.2 times as fast as float64, panels lose at n = 1024 and win at
  * 2304 (bench/logs/cuda_basis.md). */
 #define PANELS_FROM 5000.0
 
-/* A, whose trace is 1, times this has numbers that float16 holds: its low parts are good to 2^-39. */
+/* Scales A, whose trace is 1, into the range of float16: its low parts are accurate to 2^-39. */
 #define SPLIT_FACTOR 16384.0
 
-/* Random vectors that the drift of a basis is measured with. */
+/* Random vectors for measuring the drift of a basis. */
 #define PROBES 4
 
-/* For a product in split types; memory is used again as soon as it can be. */
+/* Buffers of a product in split types; memory is reused as early as possible. */
 typedef struct split_buffers {
     tch_matrices s; /* q A */
     tch_split_matrices a, q;
-    tch_matrices sorted; /* the rows of s, sorted; of float32 or float64 */
+    tch_matrices sorted; /* the sorted rows of s; float32 or float64 */
 } split_buffers;
 
 typedef struct basis_buffers {
-    tch_matrices m[3]; /* n by n of the method's type */
+    tch_matrices m[3]; /* n by n, of the method's type */
     tch_matrices w;    /* 1 by n */
-    void *probes;      /* three times n by PROBES, where n is too small for a matrix to have room for them */
+    void *probes;      /* three times n by PROBES, if n is too small for a matrix to hold them */
     int32_t *order;
     tchi_inspection inspection;
     void *scratch;
 } basis_buffers;
 
-/* For float32 rows one pass in float64 is enough, and costs less than three in float32 wherever a device is not made
- * for graphics alone. */
+/* For float32 rows one pass in float64 is accurate enough, and cheaper than three in float32 except on consumer
+ * GPUs. */
 static method method_for(const tch_context *context, tch_scalar type, int64_t n)
 {
     tch_product_rates rates = tchi_product_rates(context);
@@ -112,8 +111,8 @@ static void layout_track(basis_buffers *buffers, tchi_arena *arena, tch_context 
     layout(buffers, arena, context, type, 3, TCH_SCRATCH_CHOLESKY_INVERSE, n, batch);
 }
 
-/* For panels: `scratch` is for making rows orthonormal, and where q A is before; the halves of A are those of the new q
- * after; and S, sorted, is where those of q were. */
+/* Memory reuse with panels: `scratch`, used by orthonormalization, first holds q A; the two parts of A are later those
+ * of the new q; sorted S replaces the parts of the old q. */
 static void layout_panels(split_buffers *buffers, basis_buffers *common, tchi_arena *arena, tch_context *context,
                           int64_t n, int64_t batch)
 {
@@ -128,7 +127,7 @@ static void layout_panels(split_buffers *buffers, basis_buffers *common, tchi_ar
     layout_numbers(common, arena, TCH_SCALAR_F32, n, batch);
 }
 
-/* The same within the three matrices of float64, of which each has room for two of float32, and the first becomes S. */
+/* The same within three float64 matrices, each with room for two float32 ones; the first becomes S. */
 static split_buffers layout_inside(const basis_buffers *common)
 {
     const tch_matrices *m = common->m;
@@ -194,8 +193,8 @@ tch_status tchi_basis_init(tch_context *context, const tch_matrices *a, const tc
 
 /* --- one step --------------------------------------------------------------------------------------------------- */
 
-/* What makes A (A + damping I) / bound, and flags: the setup of a root does just that, with the trace for the largest
- * eigenvalue, which it is not below. */
+/* Computes A (A + damping I) / bound and flags. This is the setup of a root with the trace, an upper bound, for the
+ * largest eigenvalue. */
 static tch_status condition(tch_context *context, const tch_matrices *a, double shift, tchi_inspection *i)
 {
     const tch_backend *t = context->backend;
@@ -212,8 +211,8 @@ static tch_matrices probes_in(void *room, int which, const tch_matrices *s)
     return tchi_matrices_new((char *)room + which * bytes, s->type, s->batch, s->rows, PROBES);
 }
 
-/* |C - I| with C = D S q' D, where D makes the diagonal 1, over random signs; S = q A, q and S of one type. The shift
- * in A keeps correlations of rounding out of it. `spare` is a matrix that may be written over. */
+/* |C - I| with C = D S q' D, where D scales the diagonal to 1, by random signs; S = q A, q and S of one type. The shift
+ * in A keeps correlations of rounding error out of it. `spare` is overwritten. */
 static tch_status measure_drift(tch_context *context, const tch_matrices *s, const tch_matrices *q,
                                 const tch_matrices *spare, double *drift, basis_buffers *buffers)
 {
@@ -237,7 +236,7 @@ static tch_status measure_drift(tch_context *context, const tch_matrices *s, con
     return t->reduce(state, TCH_REDUCE_FROBENIUS, &u, drift);
 }
 
-/* m[0] = the rows of q A, sorted by their dot products with those of q. */
+/* m[0] = the rows of q A, sorted by their dot products with the rows of q. */
 static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
                                     double *drift, basis_buffers *buffers)
 {
@@ -255,7 +254,7 @@ static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a,
     return t->matrix->permute(state, &m[2], buffers->order, NULL, &m[0]);
 }
 
-/* buffers->sorted = the same in split products; w is taken for float32's. */
+/* buffers->sorted = the same in split products; w is read as float32. */
 static tch_status multiply_split(tch_context *context, const tch_matrices *a, const tch_matrices *q, double shift,
                                  double *drift, split_buffers *buffers, basis_buffers *common)
 {
@@ -277,7 +276,7 @@ static tch_status multiply_split(tch_context *context, const tch_matrices *a, co
     return t->matrix->permute(state, &buffers->s, common->order, NULL, &buffers->sorted);
 }
 
-/* W gets the same share of its diagonal everywhere if that is 1, so rows are scaled to length 1 first. */
+/* Rows are scaled to length 1 first, so that the shift is the same fraction of every diagonal entry of W. */
 static tch_status shifted_gram(tch_context *context, double shift, basis_buffers *buffers)
 {
     const tch_backend *t = context->backend;
@@ -288,7 +287,7 @@ static tch_status shifted_gram(tch_context *context, double shift, basis_buffers
     return t->matrix->combine(context->state, shift, 1.0, &m[2], 0.0, NULL, &m[2]);
 }
 
-/* The rows of m[0] become orthonormal. Without a shift Cholesky does not care how long they are. */
+/* Orthonormalizes the rows of m[0]. Without a shift Cholesky does not depend on their lengths. */
 static tch_status orthonormalize(tch_context *context, double shift, int32_t *flags, basis_buffers *buffers)
 {
     tch_matrices *m = buffers->m;

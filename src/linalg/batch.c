@@ -1,5 +1,5 @@
-/* Batches: see batch.h. Leading dimensions are merged where their strides allow it, and what is left is walked in runs
- * along the innermost one, so that the usual contiguous batch is a single call to the backend. */
+/* Leading dimensions are merged where their strides allow it, and the rest is traversed in runs along the innermost
+ * one, so that the usual contiguous batch is a single backend call. */
 #include "batch.h"
 
 #include "core/status.h"
@@ -63,7 +63,7 @@ tchi_batch tchi_batch_transposed(tchi_batch b)
     return t;
 }
 
-/* The longest run of items from `first` on that lies along the innermost dimension, and where it starts. */
+/* The longest run of items from `first` on along the innermost dimension, and its address. */
 static int64_t next_run(const tchi_batch *b, int64_t first, int64_t count, char **start)
 {
     int32_t inner = b->rank - 1;
@@ -177,7 +177,7 @@ tch_matrices tchi_scratch_matrices(tchi_arena *arena, tch_scalar type, int64_t c
 
 tch_matrices tchi_scratch_aligned(tchi_arena *arena, tch_scalar type, int64_t count, int64_t rows, int64_t cols)
 {
-    enum { ELEMENTS = 8 }; /* 16 bytes of the narrowest type */
+    enum { ELEMENTS = 8 }; /* 16 bytes of the smallest type */
     tch_matrices m = tchi_scratch_matrices(arena, type, count, rows, (cols + ELEMENTS - 1) / ELEMENTS * ELEMENTS);
     m.cols = cols;
     return m;

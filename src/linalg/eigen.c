@@ -1,4 +1,4 @@
-/* Eigendecomposition, and real powers by it. */
+/* Eigendecompositions and the real powers computed from them. */
 #include <torchium/linalg.h>
 
 #include <math.h>
@@ -19,13 +19,13 @@ typedef struct eigen_buffers {
     void *scratch;
 } eigen_buffers;
 
-/* What a sharpened power needs beside them, all float64. */
+/* Additional buffers of a sharpened power, all float64. */
 typedef struct sharp_buffers {
     tch_matrices a;         /* the input, then the result */
     tch_matrices v;         /* eigenvectors as rows */
-    tch_matrices t;         /* products on the way */
+    tch_matrices t;         /* intermediate products */
     tch_matrices b;         /* V A V', nearly diagonal */
-    tch_matrices lambda, f; /* its diagonal, and the power of it: 1 by n */
+    tch_matrices lambda, f; /* its diagonal, and the power of that: 1 by n */
 } sharp_buffers;
 
 static void layout(eigen_buffers *e, tchi_arena *arena, tch_context *context, tch_scalar type, int64_t batch, int64_t n)
@@ -39,8 +39,8 @@ static void layout(eigen_buffers *e, tchi_arena *arena, tch_context *context, tc
         arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_EIGH, type, n, n, batch, 0));
 }
 
-/* The most matrices whose scratch, `each` bytes beside the layout above, stays within the limit. What the solver itself
- * asks for need not grow evenly with the batch, so the count is searched for. */
+/* The most matrices whose scratch, `each` bytes in addition to the layout above, fits into the limit. The solver's
+ * scratch need not be proportional to the batch, so the count is found by search. */
 static int64_t choose_chunk(tch_context *context, tch_scalar type, int64_t batch, int64_t n, int64_t each)
 {
     int64_t limit = tch_context_get_workspace_limit(context);
@@ -98,7 +98,7 @@ static tch_status check_power(tch_context *context, const tch_tensor *a, double 
     return tchi_check_power(power, eps);
 }
 
-/* With w^(power/2) on the rows of V' the result is a Gram matrix: half the work, and symmetric to the last bit. */
+/* With w^(power/2) applied to the rows of V' the result is a Gram matrix: half the work, and exactly symmetric. */
 static tch_status plain_power(tch_context *context, double power, double eps, eigen_buffers *e)
 {
     const tch_spectrum_map map = {eps, 0.0, 0.5 * power, 1, INFINITY};
@@ -109,10 +109,11 @@ static tch_status plain_power(tch_context *context, double power, double eps, ei
 
 /* --- sharpened powers ------------------------------------------------------------------------------------------- */
 
-/* A float32 eigensolver leaves errors of about u times the largest eigenvalue in all of them, which is much for the
- * small ones, and those are what a negative power is made of. With V its eigenvectors, B = V A V' formed in float64 is
- * diagonal up to such errors, and a function of B is known to first order in them: what is left is of second order.
- * Four products in float64, worth it where those are as fast as float32's and the decomposition is slow beside them. */
+/* A float32 eigensolver has errors of about u times the largest eigenvalue in all eigenvalues, which is large for the
+ * small ones that dominate a negative power. With V its eigenvectors, B = V A V' computed in float64 is diagonal up to
+ * such errors, and a function of B is known to first order in them; a second-order error remains. This costs four
+ * float64 products, worthwhile where those are as fast as float32 products and the decomposition is slow by
+ * comparison. */
 static bool sharpens(const tch_context *context, tch_scalar type)
 {
     tch_product_rates rates = tchi_product_rates(context);
@@ -163,15 +164,15 @@ static tch_status sharp_power(tch_context *context, const tchi_batch *a, int64_t
 
 /* --- the public calls ------------------------------------------------------------------------------------------- */
 
-/* Eigenvalues w and, unless that is NULL, eigenvectors v; or a power. */
+/* Eigenvalues w and, unless NULL, eigenvectors v; or a power. */
 typedef struct eigen_call {
     tchi_batch a;
     const tch_tensor *w, *v, *out, *report;
     double power, eps;
-    bool sharp; /* the power is */
+    bool sharp; /* a sharpened power */
 } eigen_call;
 
-/* Both sets of buffers, the second where it is used. */
+/* Lays out both sets of buffers, the second if it is used. */
 static void layout_call(const eigen_call *c, eigen_buffers *e, sharp_buffers *s, tchi_arena *arena,
                         tch_context *context, int64_t count)
 {
@@ -194,7 +195,7 @@ static tch_status deliver_power(tch_context *context, const eigen_call *c, int64
 
 static tch_status deliver_eigenvalues(tch_context *context, const eigen_call *c, int64_t first, eigen_buffers *e)
 {
-    if (c->a.type != e->w.type) { /* a narrower type may not hold them */
+    if (c->a.type != e->w.type) { /* a smaller type may overflow */
         TCHI_TRY(context->backend->matrix->flag_overflow(context->state, &e->w, tchi_most_number(c->a.type),
                                                          e->inspection.flags));
     }

@@ -1,16 +1,16 @@
-/* See gram_schmidt.h. By panels: rows are projected against those that are done, and within a panel made orthonormal by
- * Cholesky in float64, whose squared condition number float64 can bear.
+/* By panels: rows are projected against the finished ones and, within a panel, orthonormalized by Cholesky in float64,
+ * which tolerates the squared condition number.
  *
  *     for each panel S_k, Q the rows before it:
- *         S_k <- S_k - (S_k Q') Q                 rough; by halves, with all rows below at once
+ *         S_k <- S_k - (S_k Q') Q                 rough; recursively, with all rows below at once
  *         S_k <- S_k - (S_k Q') Q                 full
  *         L L' = S_k S_k',  S_k <- L^-1 S_k       in float64; for the first panel twice
- *         S_k <- S_k - (S_k Q') Q                 of something small, where Cholesky has magnified what was left
+ *         S_k <- S_k - (S_k Q') Q                 a small correction, if Cholesky has amplified the remainder
  *
- * Before changing any of it read docs/numerics/soap-basis.md. A projection leaves about 1e-7 of a row's length in the
- * span it projects from, and what is left of a row may be 1e-6 of it, so one is not enough; nor are two, where the
- * panel that comes out of them is badly conditioned and Cholesky magnifies what they left. Coefficients may be rough,
- * since what they miss is in the span, and the next projection takes it; Q may not, where it is subtracted. */
+ * Read docs/numerics/soap-basis.md before changing this. A projection leaves about 1e-7 of a row's length in the span
+ * it projects from, and the rest of a row may be as small as 1e-6, so one projection is not enough; nor are two if the
+ * resulting panel is badly conditioned and Cholesky amplifies the remainder. Coefficients may be rough, since their
+ * error is in the span and the next projection removes it; the Q that is subtracted may not. */
 #include "gram_schmidt.h"
 
 #include "core/arith.h"
@@ -20,19 +20,20 @@
 #include "algebra.h"
 #include "batch.h"
 
-/* Rows of a panel. The fewer, the less there is to do in float64, and the smaller the products and the more of them. */
+/* Rows of a panel. Fewer rows mean less float64 work but smaller and more products. */
 #define PANEL 256
 
-/* Rows of length 1 or less times this are in the range of float16, and those of 1e-6 still have all bits of it. */
+/* Rows of length at most 1, multiplied by this, are in the range of float16, and rows of length 1e-6 still have all its
+ * bits. */
 #define ROUGH_UNIT 16384.0
 
-/* The full projection is one of high parts alone where no coefficient is larger than this: then low parts change a row
- * by 2^-13 of what the coefficients add up to, sqrt(n) times this at most and a fourth of that as a rule: by a few
- * roundings to float32. */
+/* The full projection uses the high parts only if all coefficients are below this. The low parts then change a row by
+ * 2^-13 of the sum of the coefficients, which is at most sqrt(n) times this and usually a quarter of that: a few
+ * float32 roundoffs. */
 #define SMALL_COEFFICIENT 0x1p-13
 
-/* A panel is projected once more where the square of a row of L^-1, which is 1 for orthonormal rows, is more than this:
- * what two projections leave of rows along Q, Cholesky makes larger by as much. */
+/* A panel is projected once more if the squared norm of a row of L^-1, which is 1 for orthonormal rows, exceeds this:
+ * Cholesky amplifies what two projections leave along Q by that factor. */
 #define GROWTH 3.0
 
 /* --- split products ---------------------------------------------------------------------------------------------- */
@@ -51,7 +52,7 @@ tch_status tchi_split(tch_context *context, const tch_matrices *x, double scale,
     return context->backend->matrix->split_rows(context->state, &(tch_rows_to_split){.x = x, .out = split});
 }
 
-/* The small parts first, so that they are not lost beside the large one. */
+/* Small parts first: adding them to the large one would lose bits. */
 static tch_status multiply_parts(tch_context *context, const tch_split_problem *p)
 {
     tch_gemm_op *gemm = context->backend->matrix->gemm;
@@ -106,7 +107,6 @@ static tch_split_matrices split_rows_of(const tch_split_matrices *split, int64_t
 
 /* --- scratch ----------------------------------------------------------------------------------------------------- */
 
-/* For a projection: the rows, and their coefficients. */
 typedef struct projection {
     tch_split_matrices rows;
     tch_matrices c;
@@ -122,14 +122,14 @@ static projection layout_projection(tchi_arena *arena, int64_t batch, int64_t ro
     return p;
 }
 
-/* For Cholesky within a panel, in float64. */
+/* Buffers of Cholesky within a panel, in float64. */
 typedef struct panel {
     tch_matrices before, after; /* the rows */
     tch_matrices gram, inverse;
     void *scratch;
 } panel;
 
-/* In front of a panel's other scratch, and of that of the projection which writes it. */
+/* Precedes a panel's other scratch and that of the projection that writes it. */
 static tch_matrices layout_before(tchi_arena *arena, int64_t batch, int64_t rows, int64_t cols)
 {
     return tchi_scratch_aligned(arena, TCH_SCALAR_F64, batch, rows, cols);
@@ -148,7 +148,7 @@ static panel layout_panel(tchi_arena *arena, tch_context *context, int64_t batch
     return p;
 }
 
-/* Where rows are cut: half of their panels, rounded up, so that only the last panel is ragged. */
+/* Splits rows at half of their panels, rounded up, so that only the last panel is ragged. */
 static int64_t first_half(int64_t rows)
 {
     return ((rows + PANEL - 1) / PANEL + 1) / 2 * PANEL;
@@ -161,7 +161,7 @@ static int64_t projection_bytes(int64_t batch, int64_t rows, int64_t cols, int64
     return arena.used;
 }
 
-/* What `orthonormalize` of rows [first, first + rows) needs at most at a time. */
+/* The peak scratch of `orthonormalize` on rows [first, first + rows). */
 static int64_t bytes_for(tch_context *context, int64_t n, int64_t batch, int64_t first, int64_t rows)
 {
     if (rows <= PANEL) {
@@ -177,7 +177,7 @@ static int64_t bytes_for(tch_context *context, int64_t n, int64_t batch, int64_t
     return tchi_max(inside, projection_bytes(batch, rows - upper, n, upper));
 }
 
-/* One for each matrix, in front of everything else. */
+/* One per matrix, before everything else. */
 typedef struct numbers {
     double *largest; /* of coefficients */
     double *growth;  /* the largest of `squares` */
@@ -202,7 +202,6 @@ int64_t tchi_gram_schmidt_bytes(tch_context *context, int64_t n, int64_t batch)
 
 /* --- the steps --------------------------------------------------------------------------------------------------- */
 
-/* What the steps work on. */
 typedef struct work {
     tch_context *context;
     const tch_matrices *s;
@@ -212,13 +211,13 @@ typedef struct work {
     void *scratch;
 } work;
 
-/* The low parts that count in coefficients, and in what is subtracted; and where less will do. */
+/* Which low parts are used in coefficients and in the subtraction; and where fewer suffice. */
 typedef struct precision {
     tch_low coefficients, difference;
     tch_condition high_alone, negligible;
 } precision;
 
-/* X's rows, of length 1, are split; they go to `rows`, too. */
+/* Splits X's unit rows, and copies them to `rows`. */
 static tch_status split_unit_rows(const work *w, const tch_matrices *x, const tch_matrices *rows,
                                   const tch_split_matrices *out, tch_condition done)
 {
@@ -226,8 +225,8 @@ static tch_status split_unit_rows(const work *w, const tch_matrices *x, const tc
     return w->context->backend->matrix->split_rows(w->context->state, &problem);
 }
 
-/* Rows, which have been split, less their parts along rows that are done, from row `from` on; where `wide` is not NULL,
- * what comes out goes there. */
+/* Subtracts from split rows their projection onto finished rows, from row `from` on; the result also goes to `wide`
+ * unless NULL. */
 static tch_status subtract_projection(const work *w, const tch_matrices *rows, const tch_split_matrices *split,
                                       int64_t from, projection *p, const precision *how, const tch_matrices *wide)
 {
@@ -255,8 +254,8 @@ static tch_status subtract_projection(const work *w, const tch_matrices *rows, c
     return tchi_split_product(w->context, &difference);
 }
 
-/* Rows of S less their parts along `count` rows that are done, from row `from` on, roughly: by high parts alone, of
- * rows that are brought to length 1 where they come from S. Later they have been, and are not much shorter. */
+/* Subtracts from rows of S a rough projection onto `count` finished rows, from row `from` on: high parts only. Rows
+ * read from S are normalized first; later they are, and stay close to length 1. */
 static tch_status project_roughly(const work *w, const tch_matrices *rows, int64_t from, int64_t count, bool from_s)
 {
     const precision rough = {.coefficients = TCH_LOW_NONE, .difference = TCH_LOW_B};
@@ -270,7 +269,8 @@ static tch_status project_roughly(const work *w, const tch_matrices *rows, int64
     return subtract_projection(w, rows, &p.rows, from, &p, &rough, NULL);
 }
 
-/* The rows of a panel, brought to length 1, less their parts along all before it, to where Cholesky reads them. */
+/* Normalizes the rows of a panel and subtracts their projection onto all rows before it; the result is Cholesky's
+ * input. */
 static tch_status project_fully(const work *w, const tch_matrices *rows, int64_t first)
 {
     const precision full = {.coefficients = TCH_LOW_BOTH,
@@ -292,7 +292,7 @@ static tch_status measure_growth(const work *w, const tch_matrices *inverse)
     return t->reduce(w->context->state, TCH_REDUCE_MAX_ABS, &squares, w->of_each.growth);
 }
 
-/* The rows of `before` become orthonormal in `after`; what is above the diagonal of L^-1 are zeros, for its norm. */
+/* Orthonormalizes the rows of `before` into `after`; the upper triangle of L^-1 is zeroed for its norm. */
 static tch_status by_cholesky(const work *w, const panel *p, const tch_matrices *before, const tch_matrices *after)
 {
     const tch_matrix_ops *t = w->context->backend->matrix;
@@ -305,8 +305,8 @@ static tch_status by_cholesky(const work *w, const panel *p, const tch_matrices 
     return tchi_lower_product(w->context, &p->inverse, before, after);
 }
 
-/* All others are projected against the first panel again and again, and it has nothing to be projected against: where
- * its rows are nearly one, as after gradients of rank 1, a second time makes it as orthonormal as they will be. */
+/* The first panel has no previous rows, and all others are projected against it repeatedly: if its rows are nearly
+ * parallel, as after gradients of rank 1, a second pass makes it as orthonormal as the others. */
 static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, bool is_first,
                                        const tch_split_matrices *planes)
 {
@@ -326,7 +326,7 @@ static tch_status orthonormalize_panel(const work *w, const tch_matrices *rows, 
     return split_unit_rows(w, result, rows, planes, (tch_condition){0});
 }
 
-/* The last projection of a panel, where what is left to it is not negligible. */
+/* The final projection of a panel, if the remainder is not negligible. */
 static tch_status project_again(const work *w, const tch_matrices *rows, const tch_split_matrices *planes,
                                 int64_t first)
 {
@@ -350,7 +350,7 @@ static tch_status finish_panel(const work *w, int64_t first, int64_t count)
     return project_again(w, &rows, &planes, first);
 }
 
-/* Rows [first, first + count), those of one half before those of the other. */
+/* Rows [first, first + count), recursively: the first half before the second. */
 static tch_status orthonormalize(const work *w, int64_t first, int64_t count)
 {
     if (count <= PANEL) {

@@ -1,6 +1,6 @@
-/* Inverse p-th roots. The walk of one part of a batch: bring it into the type to compute in, inspect and bound it, take
- * the root by the planned method, certify it, and write the good ones. What fails by a method or in a type of our own
- * choice is done again by the eigen method in float64. */
+/* Inverse p-th roots. For each part of a batch: convert to the compute type, inspect and bound, compute the root by the
+ * planned method, certify it, and write the good ones. Roots that fail by a method or in a type that was chosen here
+ * are recomputed by the eigen method in float64. */
 #include "inverse_root.h"
 
 #include <math.h>
@@ -16,8 +16,8 @@
 #include "root_plan.h"
 
 typedef struct root_buffers {
-    tch_matrices a;        /* the input in the compute type, undamped: kept for the certificate */
-    tchi_newton_buffers m; /* m[0]: scaled matrix, then eigenvectors or scratch; m[1]: result of the others */
+    tch_matrices a;        /* the undamped input in the compute type, kept for the certificate */
+    tchi_newton_buffers m; /* m[0]: scaled matrix, then eigenvectors or scratch; m[1]: result of the other methods */
     tch_matrices w;        /* eigenvalues, 1 by n */
     tchi_inspection inspection;
     double *residual, *error;
@@ -29,7 +29,7 @@ typedef struct root_buffers {
 typedef struct root_call {
     tchi_batch a, out, residual;
     const tch_tensor *report;
-    double *drift; /* or NULL */
+    double *drift;
     bool has_residual;
 } root_call;
 
@@ -37,7 +37,7 @@ static void layout_work(tchi_newton_buffers *work, tchi_arena *arena, const tchi
                         int64_t n)
 {
     bool iterates = plan->method == TCH_ROOT_NEWTON && !plan->one_launch;
-    /* X ends in one of them, in the type of the matrices, which may be wider than any step's. */
+    /* One of them receives X in the type of the matrices, which may be larger than any step's. */
     bool is_smaller = tchi_scalar_size(plan->widest) < tchi_scalar_size(plan->type);
     tch_scalar room = is_smaller ? plan->type : plan->widest;
     for (int k = 0; k < (iterates ? TCHI_NEWTON_BUFFERS : 2); k++) {
@@ -46,7 +46,7 @@ static void layout_work(tchi_newton_buffers *work, tchi_arena *arena, const tchi
     }
 }
 
-/* The largest scratch of the operations that will run; they run one after another and share it. */
+/* The largest scratch of the operations, which run in sequence and share it. */
 static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
 {
     const struct {
@@ -71,7 +71,7 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
     return most;
 }
 
-/* `source` may be NULL, for sizes alone. */
+/* `source` may be NULL, to compute sizes only. */
 static void layout(root_buffers *r, tchi_arena *arena, tch_context *context, const tchi_root_plan *plan,
                    const tchi_batch *source, int64_t first, int64_t batch, int64_t n)
 {
@@ -95,9 +95,9 @@ static int64_t layout_bytes(tch_context *context, const tchi_root_plan *plan, in
     return arena.used;
 }
 
-/* What does not fit at once is done in parts of a power of two, or of about equal length where only few fit: for its
- * products with vectors a GPU divides its multiprocessors by powers of two, and of 132 it would give two to each of 34
- * matrices where it gives four to each of 32. */
+/* If the batch does not fit, it is processed in parts of a power of two, or of about equal length if only few fit. For
+ * products with vectors a GPU divides its multiprocessors by powers of two: of 132 it gives two to each of 34 matrices,
+ * but four to each of 32. */
 static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
 {
     int64_t limit = tch_context_get_workspace_limit(context);
@@ -114,14 +114,14 @@ static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, in
     return part <= most ? part : tchi_ceil_div(batch, tchi_ceil_div(batch, most));
 }
 
-/* --- before ----------------------------------------------------------------------------------------------------- */
+/* --- setup ------------------------------------------------------------------------------------------------------ */
 
-/* Norms, damping, bound and flags of every matrix, in the inspection. */
+/* Computes norms, damping, bound and flags of every matrix. */
 static tch_status prepare_part(tch_context *context, const tchi_root_plan *plan, tch_scalar given, root_buffers *r)
 {
     const tch_backend *t = context->backend;
     tchi_inspection *i = &r->inspection;
-    if (plan->method == TCH_ROOT_EIGEN) { /* its eigenvalues will tell the damping, and nothing is scaled */
+    if (plan->method == TCH_ROOT_EIGEN) { /* its eigenvalues give the damping, and nothing is scaled */
         return tchi_inspect(context, &r->a, given, i);
     }
     TCHI_TRY(tchi_measure(context, &r->a, i));
@@ -131,7 +131,7 @@ static tch_status prepare_part(tch_context *context, const tchi_root_plan *plan,
                                  tchi_symmetry_tolerance(given), i->damping, i->bound, i->flags);
 }
 
-/* The lower bound of the scaled spectra when only an absolute damping was given: it has to be read from the device. */
+/* Reads the lower bound of the scaled spectra from the device, if only absolute damping was given. */
 static tch_status read_low(tch_context *context, const root_buffers *r, double *low)
 {
     enum { CHUNK = 128 };
@@ -152,7 +152,7 @@ static tch_status read_low(tch_context *context, const root_buffers *r, double *
     return TCH_OK;
 }
 
-/* --- the methods: each leaves the root in *x --------------------------------------------------------------------- */
+/* --- methods: each leaves the root in *x ------------------------------------------------------------------------- */
 
 static tch_status by_eigen(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
@@ -166,7 +166,7 @@ static tch_status by_eigen(tch_context *context, const tchi_root_plan *plan, roo
     return tchi_gram(context, 1.0, &r->m.m[0], 1, 0.0, x);
 }
 
-/* M = (A + damping I) / bound, into the first buffer. */
+/* M = (A + damping I) / bound, in the first buffer. */
 static tch_status scale_down(tch_context *context, root_buffers *r)
 {
     return context->backend->matrix->shift_scale(context->state, &r->a, r->inspection.damping, r->inspection.bound,
@@ -185,7 +185,7 @@ static tch_status newton_in_one_launch(tch_context *context, const tchi_root_pla
                                             r->inspection.bound, x);
 }
 
-/* A buffer that is not X, as matrices without gaps like those the caller will get. */
+/* A buffer other than X, as contiguous matrices like the caller's. */
 static tch_matrices spare_of(const root_buffers *r, tch_scalar type, const tch_matrices *x)
 {
     void *data = x->data == r->m.m[0].data ? r->m.m[1].data : r->m.m[0].data;
@@ -250,7 +250,7 @@ static tch_status certify_root(tch_context *context, const tchi_root_plan *plan,
     return status;
 }
 
-/* Roots that the caller's type does not hold: inverses can leave the range of any, the others only a narrower one. */
+/* Flags roots that overflow the caller's type: inverses can overflow any type, other roots only a smaller one. */
 static tch_status check_range(tch_context *context, const tchi_root_plan *plan, const root_call *call, root_buffers *r,
                               const tch_matrices *x)
 {
@@ -261,7 +261,8 @@ static tch_status check_range(tch_context *context, const tchi_root_plan *plan, 
                                                    r->inspection.flags);
 }
 
-/* The certificate, and the range. What the eigen method puts out of range is; of others it may be a failure. */
+/* Checks the certificate and the range. An overflow by the eigen method is final; by another method it may be a
+ * failure. */
 static tch_status judge_root(tch_context *context, const tchi_root_plan *plan, const root_call *call, root_buffers *r,
                              const tch_matrices *x)
 {
@@ -271,7 +272,7 @@ static tch_status judge_root(tch_context *context, const tchi_root_plan *plan, c
     return exact ? TCH_OK : check_range(context, plan, call, r, x);
 }
 
-/* Scratch, the matrices in the type to compute in, and what is known of them. */
+/* Lays out scratch, reads the matrices in the compute type and inspects them. */
 static tch_status begin_part(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
                              int64_t count, root_buffers *r)
 {
@@ -283,7 +284,7 @@ static tch_status begin_part(tch_context *context, const tchi_root_plan *plan, c
     return prepare_part(context, plan, call->a.type, r);
 }
 
-/* A plan that waited for the smallest eigenvalues may come out as another method, which restarts with its own
+/* A plan that depends on the smallest eigenvalues may turn out as another method, which restarts with its own
  * scratch. */
 static tch_status finish_plan(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
                               int64_t count, root_buffers *r)
@@ -295,7 +296,7 @@ static tch_status finish_plan(tch_context *context, tchi_root_plan *plan, const 
     return plan->method == before ? TCH_OK : begin_part(context, plan, call, first, count, r);
 }
 
-/* Everything up to the flags; nothing of the caller's is written yet. */
+/* Everything up to the flags; the caller's memory is not written yet. */
 static tch_status compute_part(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
                                int64_t count, root_buffers *r, tch_matrices *x)
 {
@@ -314,7 +315,7 @@ static tch_status deliver_part(tch_context *context, const tchi_root_plan *plan,
                                int64_t count, root_buffers *r, const tch_matrices *x, tch_status *bad)
 {
     tch_matrices spare = spare_of(r, x->type, x);
-    if (call->drift != NULL) { /* before the new roots take the place of the old */
+    if (call->drift != NULL) { /* before the new roots replace the old */
         TCHI_TRY(tchi_batch_read(context, &call->out, first, &spare));
         TCHI_TRY(context->backend->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping,
                                                          &spare, plan->probes, call->drift + first, NULL, 0.0, NULL,
@@ -328,15 +329,16 @@ static tch_status deliver_part(tch_context *context, const tchi_root_plan *plan,
     return tchi_report(context, call->report, first, count, r->inspection.flags, "a", bad);
 }
 
-/* Whether some matrix failed in a way that another plan may mend. The flags are looked at where that costs no waiting
- * that would not come anyway: on a backend whose memory the host reads, or when the caller gave no report and so asked
- * for an error at once. Otherwise the verdict stays on the device, and what failed keeps its previous root. */
+/* Whether some matrix failed in a way that another plan may fix. The flags are read only if that costs no extra
+ * synchronization: on a backend with host memory, or if the caller passed no report and thus asked for an immediate
+ * error. Otherwise the result stays on the device, and failed matrices keep their previous root. */
 static tch_status look_for_failures(tch_context *context, const tchi_root_plan *plan, const root_call *call,
                                     const root_buffers *r, int64_t count, bool *found)
 {
     enum { CHUNK = 256 };
     int32_t here[CHUNK];
-    bool in_doubt = plan->fall_back && plan->method != TCH_ROOT_EIGEN; /* the eigen method knows what is not positive */
+    /* the eigen method itself detects indefinite matrices */
+    bool in_doubt = plan->fall_back && plan->method != TCH_ROOT_EIGEN;
     *found = false;
     if (!tchi_root_plan_has_better(plan) || (call->report != NULL && !context->backend->host_memory)) {
         return TCH_OK;
@@ -383,8 +385,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
     return tchi_check_all_disjoint(outputs, 3, inputs, 1);
 }
 
-/* For no matrices, or matrices without rows, by any method: the eigen method's plan is the one that takes no time to
- * make, and that nothing can be wrong with. */
+/* For empty matrices, or none, by any method: the eigen method's plan is free and always valid. */
 static tch_status plan_nothing(tch_context *context, const root_call *call, int32_t root, const tch_root_config *config,
                                tchi_root_plan *plan)
 {
@@ -445,7 +446,7 @@ tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t 
         *method = plan.method;
     }
     if (scratch_bytes != NULL) {
-        /* Beyond a few, more matrices take proportionally more: a large batch need not be multiplied out. */
+        /* Beyond a few matrices time is proportional, so large batches need not be planned in full. */
         int64_t some = batch < 64 ? batch : 64;
         *scratch_bytes = some == 0 ? 0 : layout_bytes(context, &plan, some, n) / some;
     }

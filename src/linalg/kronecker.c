@@ -1,5 +1,5 @@
-/* Kronecker algebra that never forms the product, and the product itself for those who want it. Leading dimensions of
- * all tensors of a call are equal; A and B may also be single matrices that the whole batch shares. */
+/* Kronecker algebra without forming the product, and the product itself. Leading dimensions of all tensors of a call
+ * are equal; A and B may also be single matrices shared by the batch. */
 #include <torchium/linalg.h>
 
 #include <math.h>
@@ -14,7 +14,7 @@
 
 /* --- arguments -------------------------------------------------------------------------------------------------- */
 
-/* `factor` is one matrix, or has the leading dimensions of `like` (which has `inner` trailing ones of its own). */
+/* `factor` is one matrix, or has the leading dimensions of `like` (which has `inner` trailing dimensions). */
 static tch_status check_factor(tch_context *context, const tch_tensor *factor, const char *name, const tch_tensor *like,
                                int32_t like_inner, const char *like_name)
 {
@@ -69,9 +69,9 @@ static tch_status check_size(const tch_tensor *x, const char *name, int64_t rows
                      tchi_describe_shape(x, text, sizeof text), (long long)rows, want);
 }
 
-/* --- parts of a batch in scratch -------------------------------------------------------------------------------- */
+/* --- processing a batch in parts -------------------------------------------------------------------------------- */
 
-/* A factor in the compute type: one matrix read once and repeated, or a part of the batch. */
+/* A factor in the compute type: one matrix, read once and repeated, or a part of the batch. */
 static tch_matrices place_factor(tchi_arena *arena, const tchi_batch *f, tch_scalar type, int64_t batch)
 {
     int64_t count = f->count == 1 ? 1 : batch;
@@ -89,7 +89,7 @@ static tch_status read_factor(tch_context *context, const tchi_batch *f, int64_t
     return TCH_OK;
 }
 
-/* --- the product itself ----------------------------------------------------------------------------------------- */
+/* --- the explicit product --------------------------------------------------------------------------------------- */
 
 typedef struct kron_ctx {
     tchi_batch a, b, x, out;
@@ -101,7 +101,7 @@ typedef struct kron_ctx {
 typedef void kron_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t count);
 typedef tch_status kron_compute(tch_context *context, kron_ctx *j, int64_t first, int64_t count);
 
-/* `compute` leaves a part's result in mo. */
+/* `compute` leaves the result of a part in mo. */
 static tch_status compute_in_parts(tch_context *context, kron_ctx *j, kron_layout *layout, kron_compute *compute)
 {
     tchi_arena one = {0};
@@ -165,7 +165,7 @@ tch_status tch_kronecker_product(tch_context *context, const tch_tensor *a, cons
     return compute_in_parts(context, &j, product_layout, product_part);
 }
 
-/* --- times a matrix --------------------------------------------------------------------------------------------- */
+/* --- product with a matrix -------------------------------------------------------------------------------------- */
 
 static tch_status multiply_x(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
                              const tch_tensor *out, kron_layout *layout, kron_compute *compute)
@@ -233,8 +233,7 @@ tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const 
     return multiply_x(context, a, b, x, out, apply_layout, apply_part);
 }
 
-/* (A (x) B) X for X [n q, r]: with X seen as [n, q r], T = A X is [m, q r], that is m matrices [q, r], and each is
- * multiplied by B. */
+/* (A (x) B) X for X [n q, r]: with X as [n, q r], T = A X is [m, q r], i.e. m matrices [q, r], each multiplied by B. */
 static void matmul_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t count)
 {
     int64_t r = j->x.cols;
@@ -246,7 +245,7 @@ static void matmul_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t
     j->mo = tchi_scratch_matrices(arena, j->type, count, j->out.rows, r);
 }
 
-/* The m matrices of one item, or the m items themselves when there is one column and they form a single product. */
+/* The m matrices of one item or, with one column, the m items as a single product. */
 static tch_status multiply_by_b(tch_context *context, const kron_ctx *j, int64_t index)
 {
     int64_t m = j->a.rows;
@@ -300,7 +299,7 @@ tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const
     return multiply_x(context, a, b, x, out, matmul_layout, matmul_part);
 }
 
-/* --- the damped solve --------------------------------------------------------------------------------------------- */
+/* --- damped solve ------------------------------------------------------------------------------------------------- */
 
 /* (A + pi sqrt(g) I)^-1 X (B + sqrt(g)/pi I)^-1, by two Cholesky factorizations. */
 typedef struct solve_buffers {
@@ -312,7 +311,7 @@ typedef struct solve_buffers {
     void *scratch;
 } solve_buffers;
 
-/* The two solves run one after the other and share it. */
+/* The two solves run in sequence and share it. */
 static int64_t solve_scratch(tch_context *context, tch_scalar type, int64_t batch, int64_t m, int64_t n)
 {
     const tch_backend *t = context->backend;
@@ -335,7 +334,6 @@ static void solve_layout(solve_buffers *s, tchi_arena *arena, tch_context *conte
     s->scratch = tchi_arena_take(arena, solve_scratch(context, type, batch, m, n));
 }
 
-/* The arguments as batches. */
 typedef struct solve_call {
     tchi_batch a, b, x, out;
     const tch_tensor *report;
@@ -351,9 +349,9 @@ static tch_status find_damping(tch_context *context, solve_buffers *s, double da
                                        damping, s->of_a.damping, s->of_b.damping);
 }
 
-/* The flags of A go through both solves, so that a pair with a bad A is skipped in the second too. B is judged first,
- * by itself, and its verdict joined in by solving it last with A's flags: a B that is not finite or not symmetric has
- * to be seen before, which `select` does by bringing B's flags over where A's are good. */
+/* The flags of A are passed through both solves, so that a pair with a bad A is skipped in the second too. B is checked
+ * first on its own, and its flags are merged by solving it last with A's flags: a B that is not finite or not symmetric
+ * must be detected before, so `select` copies B's flags where A's are good. */
 static tch_status join_flags(tch_context *context, const solve_buffers *s)
 {
     tch_matrices from = tchi_matrices_new(s->of_b.flags, TCH_SCALAR_I32, s->a.batch, 1, 1);
@@ -361,7 +359,7 @@ static tch_status join_flags(tch_context *context, const solve_buffers *s)
     return context->backend->matrix->select(context->state, s->of_a.flags, &from, &to);
 }
 
-/* X that is not finite is no overflow of the result. B's flags have been joined in, and serve again. */
+/* A non-finite X is not an overflow of the result. The buffer of B's flags, which are merged by now, is reused. */
 static tch_status inspect_x(tch_context *context, solve_buffers *s)
 {
     const tch_backend *t = context->backend;

@@ -1,6 +1,6 @@
-/* Polynomial steps of the coupled inverse-root iteration, and plans made of them. Before changing anything, know that
- * the best q is found in the form x^(1/p) q(x), which alternates between two values over [lo, hi], and that only the
- * ratio of the two values matters: it is computed without cancellation, the scale is put in last. */
+/* Polynomial steps of the coupled inverse-root iteration, and plans made of them. The best q is computed in the form
+ * x^(1/p) q(x), which equioscillates between two values over [lo, hi]; only the ratio of the two values matters. It is
+ * computed without cancellation, and the scale is applied last. */
 #include "minimax.h"
 
 #include <math.h>
@@ -9,12 +9,12 @@ enum { MAX_EXCHANGES = 60 };
 
 static const double LEAST_TOLERANCE = 1e-15;
 
-/* Below this relative half-width degree 2 is taken from a series: the exchange would lose the coefficient of x^2 to
- * cancellation (its error is about 1e-16 over the square of the width), the series is then good to 1e-13. */
+/* Below this relative half-width degree 2 uses a series: the exchange would lose the coefficient of x^2 to cancellation
+ * (its error is about 1e-16 over the square of the width), while the series is accurate to 1e-13. */
 static const double NARROW = 1e-3;
 
-/* Convergence is quadratic twice over: points that last moved by this much are good to its square, and the levelled
- * values to the square of that. Rounding moves them by up to 1e-6 where the interval is almost narrow. */
+/* Convergence is quadratic twice over: points that last moved by this much are accurate to its square, and the levelled
+ * values to the square of that. Rounding moves points by up to 1e-6 on intervals close to NARROW. */
 static const double SETTLED = 1e-4;
 
 static double power(double x, int exponent)
@@ -49,8 +49,8 @@ static void center(int root, const double *points, int count, tchi_minimax_step 
     step->hi = gain * most;
 }
 
-/* q = 1 - c x, equal at both ends in x^(1/p) q(x); its maximum lies at 1/(c (p + 1)). With L = ln(lo/hi),
- * c hi = (1 - e^(L/p)) / (1 - e^(L (1 + 1/p))), which expm1 gives to full precision for the narrowest interval. */
+/* q = 1 - c x, equal at both ends in x^(1/p) q(x), with its maximum at 1/(c (p + 1)). With L = ln(lo/hi), c hi = (1 -
+ * e^(L/p)) / (1 - e^(L (1 + 1/p))), which expm1 computes to full precision for the narrowest interval. */
 static void linear_step(int root, double lo, double hi, tchi_minimax_step *step)
 {
     double a = 1.0 / root;
@@ -66,8 +66,8 @@ static void linear_step(int root, double lo, double hi, tchi_minimax_step *step)
     center(root, points, 3, step);
 }
 
-/* The quadratic with x^a q(x) = m, 1, m, 1 at the four points z[0..3], m chosen so that there is one. The third divided
- * difference of z^(-a) times those values must vanish; grouped by value all its terms have one sign. */
+/* The quadratic with x^a q(x) = m, 1, m, 1 at the four points z[0..3]; m is determined by existence: the third divided
+ * difference of z^(-a) times those values must vanish. Grouped by value, all its terms have one sign. */
 static void level(double a, const double *z, double *c)
 {
     double v[4], difference[4];
@@ -87,7 +87,7 @@ static void level(double a, const double *z, double *c)
     c[2] = second;
 }
 
-/* Moves the two inner points to the extrema of x^a q(x), the roots of a quadratic. Returns how far they went. */
+/* Moves the two inner points to the extrema of x^a q(x), the roots of a quadratic. Returns the distance moved. */
 static double exchange(double a, const double *c, double *z)
 {
     double half = -0.5 * (1.0 + a) * c[1], square = (2.0 + a) * c[2];
@@ -99,7 +99,7 @@ static double exchange(double a, const double *c, double *z)
     return moved;
 }
 
-/* Taylor's cubic of z^(-a) around the middle, with the line that is best on the interval for its cubic term. */
+/* The Taylor cubic of z^(-a) around the midpoint, with its cubic term replaced by the best line on the interval. */
 static void narrow_quadratic(double a, double middle, double half, double *c)
 {
     double r = half / middle, top = pow(middle, -a);
@@ -110,8 +110,8 @@ static void narrow_quadratic(double a, double middle, double half, double *c)
     c[2] = second;
 }
 
-/* Works on z = x/hi, whose interval is [lo/hi, 1]. A levelled quadratic alternates at four points, so it has exactly
- * two extrema inside, and exchanging them for the inner points converges from any start, quadratically. */
+/* Uses z = x/hi on [lo/hi, 1]. A levelled quadratic equioscillates at four points, so it has exactly two extrema
+ * inside, and exchanging them for the inner points converges from any start, quadratically. */
 static int quadratic_step(int root, double lo, double hi, tchi_minimax_step *step)
 {
     double a = 1.0 / root, least = lo / hi, width = (hi - lo) / hi;
@@ -147,8 +147,7 @@ static int quadratic_step(int root, double lo, double hi, tchi_minimax_step *ste
 
 enum { MOST_DEGREE = 6, MOST_NEWTON = 100 };
 
-/* Coefficients of the polynomial with the values f at the points x: divided differences, then one factor after the
- * other multiplied out. */
+/* Coefficients of the polynomial through (x, f): divided differences, then the factors are multiplied out. */
 static void interpolate(int count, const double *x, double *f, double *c)
 {
     for (int order = 1; order < count; order++) {
@@ -167,7 +166,7 @@ static void interpolate(int count, const double *x, double *f, double *c)
     }
 }
 
-/* As level(): x^a q(x) = m, 1, m, 1, ... at count + 1 points, for an odd number of coefficients. */
+/* Like level(): x^a q(x) = m, 1, m, 1, ... at count + 1 points, for an odd number of coefficients. */
 static void level_all(double a, int count, const double *z, double *c)
 {
     double v[MOST_DEGREE + 2], sum[2] = {0.0, 0.0};
@@ -185,8 +184,8 @@ static void level_all(double a, int count, const double *z, double *c)
     interpolate(count, z + 1, v + 1, c);
 }
 
-/* The least root above x of a polynomial whose roots are all real and above x: Newton's method climbs to it and never
- * beyond. Then divides the polynomial by it. */
+/* The least root above x of a polynomial whose roots are all real and above x: Newton's method converges monotonically.
+ * Then deflates the polynomial. */
 static double take_root(int degree, double *r, double x)
 {
     double step = INFINITY;
@@ -208,7 +207,7 @@ static double take_root(int degree, double *r, double x)
     return x;
 }
 
-/* As exchange(): the inner points to the extrema of x^a q(x), which are the roots of a q(x) + x q'(x). */
+/* Like exchange(): moves the inner points to the extrema of x^a q(x), the roots of a q(x) + x q'(x). */
 static double exchange_all(double a, int degree, const double *c, double *z)
 {
     double r[MOST_DEGREE + 1], x = 0.0, moved = 0.0;
@@ -223,7 +222,7 @@ static double exchange_all(double a, int degree, const double *c, double *z)
     return moved;
 }
 
-/* The best q of an even degree on [least, 1] up to its scale, and the points where x^a q(x) is extremal. */
+/* The best q of an even degree on [least, 1] up to scale, and the extremal points of x^a q(x). */
 static int best_polynomial(double a, int degree, double least, double *c, double *z)
 {
     const double angle = 4.0 * atan(1.0) / (degree + 1);
@@ -247,8 +246,8 @@ static int best_polynomial(double a, int degree, double least, double *c, double
     return moved > SETTLED * width ? -1 : 0;
 }
 
-/* Outside of this the coefficients, in the hundreds for q of about 1 and less, would be rounding, or the differences
- * between the extrema. */
+/* Outside this range rounding dominates: either the coefficients, in the hundreds for q of at most about 1, or the
+ * differences between the extrema. */
 static const double QUARTIC_FROM = 1e-9, QUARTIC_TO = 0.8;
 
 static int quartic_step(int root, double lo, double hi, tchi_minimax_step *step)
@@ -283,7 +282,7 @@ int tchi_minimax_polynomial(int root, int degree, double lo, double hi, tchi_min
     return 0;
 }
 
-/* --- the ending --------------------------------------------------------------------------------------------------- */
+/* --- the final polynomial ----------------------------------------------------------------------------------------- */
 
 enum { POINTS = 5, SAMPLES = 40 };
 
@@ -318,7 +317,7 @@ int tchi_minimax_ending(int root, double lo, double hi, tchi_minimax_quartic *q,
     return 0;
 }
 
-/* The powers of x from the highest down: s u = s^3 + u1 x s + u0 s. */
+/* From the coefficients in descending order: s u = s^3 + u1 x s + u0 s. */
 static tchi_minimax_sextic sextic_of(const double *c)
 {
     double lead = c[6];
@@ -331,7 +330,7 @@ static tchi_minimax_sextic sextic_of(const double *c)
     return q;
 }
 
-/* Where the degree is of use; exchanges settle far beyond either end. */
+/* The range in which this degree is useful; exchanges converge far beyond it. */
 static const double SEXTIC_FROM = 1e-3, SEXTIC_TO = 0.75;
 
 int tchi_minimax_longer_ending(int root, double lo, double hi, tchi_minimax_sextic *q, double *error)
@@ -343,7 +342,7 @@ int tchi_minimax_longer_ending(int root, double lo, double hi, tchi_minimax_sext
     if (!(lo >= SEXTIC_FROM * hi && lo <= SEXTIC_TO * hi) || best_polynomial(a, 6, lo / hi, c, z) != 0) {
         return -1;
     }
-    double value[2] = {0.0, 0.0}; /* x^a q(x) at its extrema, which are of two heights */
+    double value[2] = {0.0, 0.0}; /* x^a q(x) at its extrema, which have two heights */
     for (int i = 0; i < 2; i++) {
         for (int j = 6; j >= 0; j--) {
             value[i] = value[i] * z[i + 1] + c[j];

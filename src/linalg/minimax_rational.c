@@ -1,7 +1,7 @@
-/* Sums of poles w/(x + s) for x^(-1/p), by Remez exchange from Zolotarev's solution for p = 2. Before changing
- * anything, know that recovering poles from values is as ill-conditioned as the fit is good (about 1/error): poles are
- * therefore kept and residuals computed in pairs of doubles, while the linear systems, which only give corrections, are
- * plain. The pairs need IEEE arithmetic as written: never compile this file with -ffast-math. */
+/* Sums of poles w/(x + s) for x^(-1/p), by Remez exchange from Zolotarev's solution for p = 2. Recovering poles from
+ * values is ill-conditioned (about 1/error), so poles are kept and residuals computed in double-double arithmetic,
+ * while the linear systems, which only give corrections, use doubles. Double-double needs strict IEEE arithmetic: never
+ * compile this file with -ffast-math. */
 #include "minimax.h"
 
 #include <math.h>
@@ -16,15 +16,15 @@ enum {
     SAMPLES_PER_GAP = 4
 };
 
-/* Errors of this size are left when the poles are rounded to doubles, however good the fit. */
+/* The error left by rounding the poles to doubles. */
 static const double ROUNDING = 2e-16;
 
-/* Requests beyond these are served as if they were at them: the range over which the method below was tried. */
+/* Requests are clamped to these limits, the range in which the method was tested. */
 static const double LARGEST_LO = 0.99, LEAST_TOLERANCE = 1e-15, LARGEST_TOLERANCE = 0.5;
 
 static const double PI = 3.14159265358979323846;
 
-/* An unevaluated sum hi + lo with |lo| at most half a unit in the last place of hi. */
+/* An unevaluated sum hi + lo with |lo| at most half an ulp of hi. */
 typedef struct pair {
     double hi, lo;
 } pair;
@@ -61,7 +61,7 @@ static pair pair_divide(pair a, pair b)
     return pair_sum(quotient, rest / b.hi);
 }
 
-/* x^(1/root): one Newton step on y^root = x from the double result doubles its digits. */
+/* x^(1/root): one Newton step on y^root = x from the double result doubles its accuracy. */
 static pair pair_root(double x, int root)
 {
     double y = pow(x, 1.0 / root);
@@ -73,7 +73,7 @@ static pair pair_root(double x, int root)
     return pair_sum(y, y * rest / (root * x));
 }
 
-/* The state of the exchange: the sum of poles, and 2 poles + 1 points where its relative error is to alternate. */
+/* The state of the exchange: the sum of poles, and 2 poles + 1 points at which its relative error should alternate. */
 typedef struct fit {
     int root, poles, points;
     pair shift[MAX_POLES], weight[MAX_POLES];
@@ -113,8 +113,8 @@ static double elliptic_tangent(const landen *chain, double fraction)
     return tan(phase);
 }
 
-/* lo (sn/cn)^2, which runs over (0, infinity) as the fraction of the quarter period runs over (0, 1); the two halves
- * mirror each other in sqrt(lo). Zolotarev's poles lie on this curve, and his extrema are lo (1 + s)/(lo + s) on it. */
+/* lo (sn/cn)^2, which covers (0, infinity) as the fraction of the quarter period covers (0, 1), symmetrically about
+ * sqrt(lo). Zolotarev's poles are on this curve, and his extrema are lo (1 + s)/(lo + s) on it. */
 static double zolotarev_curve(const landen *chain, double lo, double fraction)
 {
     double tangent = elliptic_tangent(chain, fmin(fraction, 1.0 - fraction));
@@ -129,8 +129,8 @@ static void set_point(fit *f, int i, double x)
 }
 
 /* Zolotarev's solution for root 2 is the midpoint rule along the curve for x^(-a) = sin(pi a)/pi times the integral of
- * s^(-a)/(x + s) over s > 0. For other roots the same extrema serve, and the poles are shifted along the curve by the
- * phase that the error of a midpoint rule on the whole line has: close enough for Newton at every root and interval. */
+ * s^(-a)/(x + s) over s > 0. Other roots use the same extrema, with the poles shifted along the curve by the phase of
+ * the error of a midpoint rule on the whole line: close enough for Newton at every root and interval. */
 static void start_fit(fit *f, int root, int poles, double lo)
 {
     landen chain = landen_start(sqrt(lo));
@@ -153,7 +153,7 @@ static void start_fit(fit *f, int root, int poles, double lo)
     set_point(f, f->points - 1, 1.0);
 }
 
-/* The relative error of the sum at x, whose root is given. */
+/* The relative error of the sum at x, given the root of x. */
 static double error_at(const fit *f, double x, pair x_root)
 {
     pair sum = {0.0, 0.0};
@@ -180,7 +180,7 @@ static void measure_errors(const fit *f, double *errors)
     }
 }
 
-/* Gaussian elimination with row pivoting; column n of the n rows is the right-hand side and becomes the solution. */
+/* Gaussian elimination with row pivoting; column n of the n rows is the right-hand side and receives the solution. */
 static bool solve(int n, double rows[][MAX_POINTS + 1])
 {
     for (int k = 0; k < n; k++) {
@@ -230,7 +230,7 @@ static void assemble(const fit *f, const double *errors, double rows[][MAX_POINT
     }
 }
 
-/* A step that would change a logarithm by more than 1 is shortened: only the first ones for large roots are. */
+/* Shortens a step that would change a logarithm by more than 1; only the first ones for large roots do. */
 static bool newton_step(fit *f, const double *errors)
 {
     double rows[MAX_POINTS][MAX_POINTS + 1] = {{0.0}}, longest = 1.0;
@@ -250,7 +250,8 @@ static bool newton_step(fit *f, const double *errors)
     return isfinite(longest) && isfinite(f->level);
 }
 
-/* Makes the errors at the current points alternate with one size, to a hundredth of it: the exchange does the rest. */
+/* Makes the errors at the current points alternate with equal size, to within a hundredth; the exchange does the
+ * rest. */
 static bool level_errors(fit *f)
 {
     double errors[MAX_POINTS];
@@ -267,8 +268,8 @@ static bool level_errors(fit *f)
     return false;
 }
 
-/* Where the error is extremal near x[at], by Newton on its derivative in ln x. Plain doubles carry that well enough:
- * a small error in the place counts only by its square. */
+/* The extremum of the error near x[at], by Newton on its derivative in ln x. Doubles suffice: an error in the position
+ * has a second-order effect. */
 static double find_extremum(const fit *f, int at, double sign)
 {
     double a = 1.0 / f->root, x = f->x[at];
@@ -314,7 +315,7 @@ static double unevenness(const fit *f)
     return most / least - 1.0;
 }
 
-/* The largest error over the points and some between them. */
+/* The largest error over the points and some points between them. */
 static double measured_error(const fit *f)
 {
     double worst = 0.0;
@@ -328,7 +329,7 @@ static double measured_error(const fit *f)
     return worst;
 }
 
-/* The best sum of this many poles, rounded to doubles, and its error: infinity where the iteration failed. */
+/* The best sum of this many poles, rounded to doubles, and its error; infinity if the iteration failed. */
 static double best_fit(fit *f, int root, int poles, double lo)
 {
     start_fit(f, root, poles, lo);
@@ -350,15 +351,15 @@ static double best_fit(fit *f, int root, int poles, double lo)
     return measured_error(f);
 }
 
-/* The error falls with the number k of poles like 4 sin(pi/p) exp(-rate k), rate = 2 pi K'/K for the elliptic modulus
- * sqrt(1 - lo): below 1/2 it was measured at 0.93 to 1.4 times this, over all roots and intervals. */
+/* The error decreases with the number k of poles like 4 sin(pi/p) exp(-rate k), rate = 2 pi K'/K for the elliptic
+ * modulus sqrt(1 - lo). Below 1/2 it was measured at 0.93 to 1.4 times this, over all roots and intervals. */
 static double decay_rate(double lo)
 {
     return 2.0 * PI * landen_start(sqrt(lo)).mean / landen_start(sqrt(1.0 - lo)).mean;
 }
 
-/* Where the best sum would be better than doubles can hold, the system for it is singular to working precision; the
- * best sum for a slightly longer interval can be found, and is as good as rounding allows. */
+/* If the best sum exceeds double precision, its system is singular to working precision; the best sum for a slightly
+ * longer interval can be found and is as accurate as rounding allows. */
 static double widen_interval(int root, int poles, double lo)
 {
     while (4.0 * sin(PI / root) * exp(-decay_rate(lo) * poles) < 2.0 * ROUNDING) {
@@ -367,7 +368,8 @@ static double widen_interval(int root, int poles, double lo)
     return lo;
 }
 
-/* Finds the best sum of this many poles and hands it out if it beats the one there; returns the count of the better. */
+/* Finds the best sum of this many poles and stores it if it beats the current one; returns the pole count of the
+ * better. */
 static int improve(int root, int poles, double lo, int best, double *shifts, double *weights, double *error)
 {
     fit f;

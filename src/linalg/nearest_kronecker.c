@@ -1,7 +1,6 @@
 /* The nearest Kronecker product. Rearranged so that each block of M is one row, M becomes a matrix R whose best
- * rank-one approximation is vec(A) vec(B)': the largest singular pair. Where one side of R is small, that comes exactly
- * from the eigenvectors of its Gram matrix; otherwise from iteration on a block of vectors. Everything is in
- * float64. */
+ * rank-one approximation is vec(A) vec(B)': the largest singular pair. If one side of R is small, the pair comes from
+ * the eigenvectors of its Gram matrix, otherwise from block iteration. Everything is in float64. */
 #include <torchium/linalg.h>
 
 #include <math.h>
@@ -14,14 +13,14 @@
 #include "batch.h"
 
 #define EXACT_UP_TO 512 /* side of the Gram matrix: its eigenvectors take 15 ms at this size on two cores */
-#define BLOCK 8         /* vectors iterated together: convergence goes with the ninth singular value over the first */
+#define BLOCK 8         /* vectors iterated together: the rate is the ninth singular value over the first */
 #define MOST_ROUNDS 200
-#define SETTLED 1e-14 /* relative change of the singular value's square that ends the iteration */
+#define SETTLED 1e-14 /* relative change of the squared singular value at which the iteration stops */
 
 typedef struct nearest {
     tch_context *context;
     int64_t mn, pq;              /* sides of R */
-    int64_t k;                   /* vectors at work: BLOCK, or fewer for a small R, or a whole side */
+    int64_t k;                   /* number of vectors: BLOCK, or fewer for a small R, or a whole side */
     tch_matrices r;              /* mn by pq */
     tch_matrices left, right;    /* mn by k, pq by k */
     tch_matrices gram, rotation; /* k by k */
@@ -67,7 +66,7 @@ static tch_status gemm(nearest *s, double alpha, const tch_matrices *a, int ta, 
     return s->context->backend->matrix->gemm(s->context->state, alpha, a, ta, b, tb, beta, 0, c);
 }
 
-/* The rows of R are the blocks of M: a view with its dimensions reordered, copied into place. */
+/* The rows of R are the blocks of M: copied from a view with reordered dimensions. */
 static tch_status rearrange_blocks(nearest *s, const tchi_batch *m, int64_t index, const tch_tensor *a,
                                    const tch_tensor *b)
 {
@@ -81,7 +80,7 @@ static tch_status rearrange_blocks(nearest *s, const tchi_batch *m, int64_t inde
     return s->context->backend->matrix->copy(s->context->state, &target, &source);
 }
 
-/* Eigenvectors of `gram`, as rows, in place; ascending values. */
+/* Eigenvectors of `gram`, as rows, in place; ascending eigenvalues. */
 static tch_status decompose(nearest *s, const tch_matrices *gram)
 {
     TCHI_TRY(s->context->backend->device->zero_bytes(s->context->state, s->flag, (int64_t)sizeof(int32_t)));
@@ -110,8 +109,8 @@ static tch_status exact_pair(nearest *s)
                                                 rows_small ? &s->u : &s->v);
 }
 
-/* Makes the columns of `block` orthonormal: rotate to the eigenvectors of its Gram matrix and divide by their lengths.
- * Directions that have vanished are kept at zero. */
+/* Orthonormalizes the columns of `block`: rotates to the eigenvectors of its Gram matrix and divides by their lengths.
+ * Vanished directions stay zero. */
 static tch_status orthonormalize(nearest *s, tch_matrices *block, tch_matrices *spare)
 {
     const tch_backend *t = s->context->backend;
@@ -130,8 +129,8 @@ static tch_status orthonormalize(nearest *s, tch_matrices *block, tch_matrices *
     return TCH_OK;
 }
 
-/* One round: right -> left -> right. The Gram matrix of R' left, with left orthonormal, carries the squares of the
- * singular values; the largest is read to see whether it still moves. */
+/* One iteration: right -> left -> right. With left orthonormal, the Gram matrix of R' left has the squared singular
+ * values; the largest is read to test for convergence. */
 static tch_status iterate_block(nearest *s, tch_matrices *spare_left, tch_matrices *spare_right, double *square)
 {
     TCHI_TRY(gemm(s, 1.0, &s->r, 0, &s->right, 0, 0.0, &s->left));
@@ -161,7 +160,7 @@ static tch_status iterated_pair(nearest *s, tch_matrices *spare_left, tch_matric
     return TCH_OK;
 }
 
-/* --- from the pair to the factors ------------------------------------------------------------------------------- */
+/* --- from the singular pair to the factors ---------------------------------------------------------------------- */
 
 static tch_status norm_of(nearest *s, const tch_matrices *x, double *norm)
 {
@@ -174,7 +173,7 @@ static tch_status scale_matrix(nearest *s, const tch_matrices *x, double factor)
     return s->context->backend->matrix->combine(s->context->state, 0.0, factor, x, 0.0, NULL, x);
 }
 
-/* +1 or -1: the sign of the entry of u that is largest in size. */
+/* +1 or -1: the sign of the entry of u with the largest magnitude. */
 static tch_status sign_of(nearest *s, const tch_matrices *u, double *sign)
 {
     enum { CHUNK = 256 };
@@ -193,7 +192,7 @@ static tch_status sign_of(nearest *s, const tch_matrices *u, double *sign)
     return TCH_OK;
 }
 
-/* From one unit vector of the pair the other, sigma times as long; then sigma shared equally. */
+/* Computes the other vector from one unit vector of the pair, with length sigma, and divides sigma equally. */
 static tch_status balance_pair(nearest *s, int have_u)
 {
     double sign;
@@ -228,9 +227,8 @@ static tch_status write_factor(nearest *s, const tch_tensor *factor, int64_t ind
     return tchi_batch_write(s->context, &batch, index, &shaped);
 }
 
-/* Gram matrices square the entries of R. Where these are so large or so small that float64 does not hold their squares,
- * R is multiplied by a power of two first, which is exact, and the factors by half of its inverse each: `exponent` is
- * even. */
+/* Gram matrices square the entries of R. If the squares would overflow or underflow float64, R is first scaled by a
+ * power of two, which is exact, and each factor by the inverse of its square root: `exponent` is even. */
 static tch_status bring_near_one(nearest *s, int *exponent)
 {
     double largest;
@@ -330,7 +328,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *m, const tc
     return TCH_OK;
 }
 
-/* A product without elements is met by any factors, zeros among them, without an error. */
+/* An empty product is matched by any factors, such as zeros. */
 static tch_status write_zeros(tch_context *context, const tch_tensor *tensor)
 {
     int64_t strides[TCH_MAX_RANK];

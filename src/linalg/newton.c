@@ -13,9 +13,9 @@
 
 /* --- arithmetic ------------------------------------------------------------------------------------------------- */
 
-/* The error that steps from an interval [low, 2 - low] on leave in X when computed in a type: a part that grows as the
- * small eigenvalues sink into the rounding of M, and a floor from X's own products. Float32 and the split type were
- * measured on an H200 at n = 1024 for p = 4 with degree 2 (docs/numerics/inverse-roots.md) and are rounded up. */
+/* The error in X of steps from an interval [low, 2 - low] on, computed in a type: a part that grows as the small
+ * eigenvalues approach the rounding error of M, and a floor from X's own products. Float32 and the split type were
+ * measured on an H200 at n = 1024 for p = 4 with degree 2 (docs/numerics/inverse-roots.md) and rounded up. */
 static double error_of(tch_scalar type, double low)
 {
     switch (type) {
@@ -30,7 +30,7 @@ static double error_of(tch_scalar type, double low)
     }
 }
 
-/* Half the tolerance is the arithmetic's; the other half is for the polynomials and the rounding of the input. */
+/* Half the tolerance is for arithmetic, the other half for the polynomials and the rounding of the input. */
 static tch_scalar fastest_type(const tch_product_rates *rates, double low, double tolerance)
 {
     const struct {
@@ -46,8 +46,8 @@ static tch_scalar fastest_type(const tch_product_rates *rates, double low, doubl
     return types[best].type;
 }
 
-/* Congruent steps in the split type, in a model of the arithmetic at n = 384 with four kinds of spectra: an error of at
- * most 5.9e-4 for low down to 1e-8 and p = 2, 4, 8 (docs/numerics/inverse-roots.md). */
+/* Congruent steps in the split type, in a model of the arithmetic at n = 384 with four kinds of spectra: error at most
+ * 5.9e-4 for low down to 1e-8 and p = 2, 4, 8 (docs/numerics/inverse-roots.md). */
 #define CONGRUENT_TOLERANCE 6e-4
 #define CONGRUENT_LOW 1e-8
 
@@ -57,7 +57,7 @@ static bool is_steep(const tchi_minimax_step *step)
 }
 
 /* Plans with steps of degree 4 leave the exact types later. In the model of bench/logs/inverse_root.md a split step
- * from low = 2e-3 or 4e-3 on shows residuals 1.4 times those of plans of degree 2 that happen to take it later. */
+ * from low = 2e-3 or 4e-3 on has 1.4 times the residual of plans of degree 2 that use it later. */
 #define STEEP_MARGIN 3.0
 
 static double margin_of(const tchi_newton_plan *plan)
@@ -70,8 +70,8 @@ static double margin_of(const tchi_newton_plan *plan)
     return 1.0;
 }
 
-/* Intervals only shrink, so types only get faster from step to step. Degree 1 makes H elementwise, which the split type
- * does not offer. */
+/* Intervals only shrink, so types only get faster from step to step. Degree 1 computes H elementwise, which the split
+ * type does not support. */
 void tchi_newton_choose_types(tchi_newton_plan *plan, const tch_product_rates *rates, double low, double tolerance)
 {
     tch_product_rates offered = *rates;
@@ -115,13 +115,13 @@ static int products_of(const tchi_newton_plan *plan, int k)
     }
     bool short_one = last && plan->steps > 1 && plan->step[k].c[2] == 0.0 && plan->degree == 2;
     int products = (k > 0) + (short_one ? 0 : plan->degree - 1 + is_steep(&plan->step[k]));
-    if (plan->congruent[k]) { /* T T', and before it K T, of which all is computed, or K L */
+    if (plan->congruent[k]) { /* T T', preceded by K T in full, or K L */
         return products + power_products(plan->root / 2) + (k == 0 ? 2 : 3);
     }
     return products + (last ? 0 : power_products(plan->root) + 1);
 }
 
-/* Cholesky, in symmetric products of float64: a third of one at some 0.4 of its speed. */
+/* Cholesky in units of symmetric float64 products: a third of the work at about 0.4 of the speed. */
 #define CHOLESKY 0.85
 
 double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *rates)
@@ -136,7 +136,7 @@ double tchi_newton_cost(const tchi_newton_plan *plan, const tch_product_rates *r
     return cost;
 }
 
-/* With its last step at k. */
+/* The plan with its last step at k. */
 static tchi_newton_plan ended_at(const tchi_newton_plan *plan, int k, const tchi_minimax_quartic *ending)
 {
     tchi_newton_plan ended = *plan;
@@ -159,7 +159,7 @@ void tchi_newton_end(tchi_newton_plan *plan, double tolerance)
 {
     tchi_newton_plan steps = *plan;
     tchi_newton_shorten(&steps, tolerance);
-    int k = plan->root == 1 ? plan->steps : 1; /* steps of root 1 have three products themselves */
+    int k = plan->root == 1 ? plan->steps : 1; /* steps of root 1 have three products anyway */
     double error = INFINITY;
     tchi_minimax_quartic ending;
     while (k < plan->steps &&
@@ -177,7 +177,7 @@ void tchi_newton_end(tchi_newton_plan *plan, double tolerance)
 
 /* --- steps of degree 4 -------------------------------------------------------------------------------------------- */
 
-/* What the search knows: what it is to do, and the best plan so far with its error and its cost. */
+/* The search state: the request, and the best plan so far with its error and cost. */
 typedef struct search {
     const tch_product_rates *rates;
     double low, tolerance, arithmetic;
@@ -185,7 +185,7 @@ typedef struct search {
     double error, cost;
 } search;
 
-/* The cheaper one, or of two that cost the same the better. */
+/* Keeps the cheaper plan or, at equal cost, the more accurate one. */
 static void keep_cheaper(search *s, tchi_newton_plan *plan, double error)
 {
     tchi_newton_choose_types(plan, s->rates, s->low, s->arithmetic);
@@ -197,7 +197,7 @@ static void keep_cheaper(search *s, tchi_newton_plan *plan, double error)
     }
 }
 
-/* With the shorter ending if it is good enough, else with the longer one. Returns whether either is. */
+/* With the shorter final polynomial if it is accurate enough, else with the longer one. Returns whether either is. */
 static bool consider_ending(search *s, const tchi_newton_plan *plan)
 {
     double error;
@@ -214,7 +214,7 @@ static bool consider_ending(search *s, const tchi_newton_plan *plan)
     return true;
 }
 
-/* One more step of degree 4, if there is one and room for it and an ending. */
+/* Adds a step of degree 4 if one exists and leaves room for a final polynomial. */
 static bool add_steep(tchi_newton_plan *plan)
 {
     const tchi_minimax_step *last = &plan->step[plan->steps - 1];
@@ -226,15 +226,15 @@ static bool add_steep(tchi_newton_plan *plan)
     return true;
 }
 
-/* The first step is always of degree 2: M has all of its condition there, and a steeper H would show more of its
- * rounding. Later ones may be of degree 4, and then all that follow are: another order would save nothing more. */
+/* The first step always has degree 2: M has its full condition number there, and a steeper H would amplify its rounding
+ * error. Later steps may have degree 4, and then so have all that follow: other orders save nothing. */
 bool tchi_newton_steepen(tchi_newton_plan *plan, const tch_product_rates *rates, double low, double tolerance,
                          double arithmetic)
 {
     search s = {rates, low, tolerance, arithmetic, *plan, 0.0, tchi_newton_cost(plan, rates)};
     tchi_newton_plan flat = {.root = plan->root, .degree = 2};
     int most = tchi_minimax_plan(plan->root, 2, low, tolerance, flat.step);
-    bool ended = plan->root == 1; /* whose steps have hardly more products than an ending */
+    bool ended = plan->root == 1; /* whose steps have hardly more products than a final polynomial */
     for (int k = 1; k <= most && k < TCHI_MINIMAX_MAX_STEPS && !ended; k++) {
         tchi_newton_plan tried = flat;
         tried.steps = k;
@@ -255,8 +255,8 @@ tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k)
 
 /* --- the iteration ---------------------------------------------------------------------------------------------- */
 
-/* The buffers by the part they play; parts change hands by pointer. Congruent steps have two of them for a factor of M
- * and its product with K, and keep the rest, but for M, in halves of the other two. */
+/* Buffers by role; roles are exchanged by swapping pointers. Congruent steps use two of them for a factor of M and its
+ * product with K, and keep everything but M in the halves of the other two. */
 typedef struct cast {
     tch_matrices *m, *x, *h, *s, *t;
     tch_matrices *product, *factor;
@@ -317,7 +317,7 @@ static tch_status evaluate_quartic(tch_context *context, const tchi_minimax_quar
     return tchi_symmetric_polynomial(context, q->t0, q->t1, m, q->t2, s, s, out);
 }
 
-/* H = c0 I + c1 M + c2 M^2, or with two more terms, for which S serves. */
+/* H = c0 I + c1 M + c2 M^2, or with two more terms, which use S. */
 static tch_status evaluate_h(tch_context *context, int degree, const tchi_minimax_step *step, const tch_matrices *m,
                              tch_matrices *s, tch_matrices *h)
 {
@@ -332,7 +332,7 @@ static tch_status evaluate_h(tch_context *context, int degree, const tchi_minima
     return context->backend->matrix->combine(context->state, step->c[0], step->c[1], m, 0.0, NULL, h);
 }
 
-/* H^root into *power, which is H itself or one of S and T. */
+/* H^root into *power: H itself, S or T. */
 static tch_status raise_h(tch_context *context, int32_t root, cast *c, tch_matrices **power)
 {
     tch_scalar type = c->h->type;
@@ -345,7 +345,7 @@ static tch_status raise_h(tch_context *context, int32_t root, cast *c, tch_matri
     if (root == 2) {
         return TCH_OK;
     }
-    /* T = H^3 on the way to 3 and 6, H^4 on the way to 4 and 8. */
+    /* T = H^3 for roots 3 and 6, H^4 for roots 4 and 8. */
     TCHI_TRY(multiply_symmetric(context, c->s, root % 3 == 0 ? c->h : c->s, type, c->t));
     *power = c->t;
     if (root == 3 || root == 4) {
@@ -356,7 +356,7 @@ static tch_status raise_h(tch_context *context, int32_t root, cast *c, tch_matri
     return TCH_OK;
 }
 
-/* M <- H^root M, into whichever buffer is free by then. */
+/* M <- H^root M, into a free buffer. */
 static tch_status update_m(tch_context *context, int32_t root, tch_scalar next, cast *c)
 {
     tch_matrices *power;
@@ -367,7 +367,7 @@ static tch_status update_m(tch_context *context, int32_t root, tch_scalar next, 
     return TCH_OK;
 }
 
-/* The first X is H itself, and changes hands once H has served; only a change of type makes it a copy. */
+/* The first X is H itself, swapped in after H's last use; only a change of type copies it. */
 static tch_status first_x(tch_context *context, tch_scalar next, cast *c)
 {
     if (c->h->type == next) {
@@ -377,7 +377,7 @@ static tch_status first_x(tch_context *context, tch_scalar next, cast *c)
     return convert_matrices(context, c->h, next, c->x);
 }
 
-/* Two float16 for each number, good to 22 bits: in either half of the buffer of M, which has the size of float64. */
+/* Two float16 per number, accurate to 22 bits: in either half of M's buffer, which has the size of float64. */
 static tch_status split_in_m(tch_context *context, const tch_matrices *x, const cast *c, int which,
                              tch_split_matrices *planes)
 {
@@ -389,7 +389,7 @@ static tch_status split_in_m(tch_context *context, const tch_matrices *x, const 
     return tchi_split(context, x, TCHI_SPLIT_UNIT, planes);
 }
 
-/* C = K L for lower triangular L, some of its columns at a time, without what is above them. */
+/* C = K L for lower triangular L, by column blocks, without the part above them. */
 static tch_status multiply_lower(tch_context *context, const tch_split_matrices *k, const tch_split_matrices *l,
                                  const tch_matrices *c)
 {
@@ -421,9 +421,9 @@ static tch_status evaluate_k(tch_context *context, int32_t root, cast *c, tch_ma
     return multiply_symmetric(context, c->s, root == 6 ? c->h : c->s, TCH_SCALAR_F64, k);
 }
 
-/* The product becomes K L with M = L L', of which M is not needed any more. The rounding of L, whose smallest
- * directions are the smallest there are, counts more than that of any later factor: with bfloat16 in two parts
- * residuals would be up to 1.7 times as large. So it is float16 in two parts, or float64 where that takes no longer. */
+/* The product becomes K L with M = L L', after which M is free. The rounding error of L, whose smallest directions are
+ * the smallest of all, matters more than that of later factors: with two bfloat16 residuals would be up to 1.7 times as
+ * large. So L is two float16, or float64 if that is as fast. */
 static tch_status first_factor(tch_context *context, int32_t root, cast *c)
 {
     const tch_matrix_ops *t = context->backend->matrix;
@@ -442,7 +442,7 @@ static tch_status first_factor(tch_context *context, int32_t root, cast *c)
     return multiply_lower(context, &k, &l, c->product);
 }
 
-/* The two bfloat16 that a number of the split type is. */
+/* The two bfloat16 planes of the split type. */
 static tch_split_matrices planes_of(const tch_matrices *m)
 {
     tch_split_matrices planes = {*m, *m, 1.0};
@@ -488,7 +488,7 @@ static tch_status run_congruent_step(tch_context *context, const tchi_newton_pla
     return k == 0 ? first_x(context, next, c) : TCH_OK;
 }
 
-/* A last step of degree 1 without H: X <- X (c0 I + c1 M). */
+/* A last step of degree 1, without H: X <- X (c0 I + c1 M). */
 static tch_status run_short_last_step(tch_context *context, const tchi_minimax_step *step, cast *c)
 {
     c->t->type = c->x->type;

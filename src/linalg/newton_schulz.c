@@ -1,10 +1,11 @@
-/* The Newton-Schulz iteration. A step needs only the Gram matrix M = X X': with P = a I + b M + c M^2 the new X is P X
- * and its Gram matrix is P M P. So for long X several steps are done on M alone, multiplied up in Q, and X <- Q X once.
+/* The Newton-Schulz iteration. A step only needs the Gram matrix M = X X': with P = a I + b M + c M^2 the new X is P X
+ * and its Gram matrix is P M P. So for long X several steps run on M alone, accumulated in Q, followed by one product X
+ * <- Q X.
  *
- * The one thing to know before changing it: rounding gives M an error relative to its largest eigenvalue, which every
- * step on M multiplies by a^2 where eigenvalues are small, whereas a Gram matrix formed anew from X has no negative
- * eigenvalues to speak of. Runs of steps on one M are therefore short, and longer where M is kept in float16, eight
- * times as fine as bfloat16: docs/numerics/orthogonalization.md. */
+ * Rounding gives M an error relative to its largest eigenvalue, which every step on M multiplies by a^2 where
+ * eigenvalues are small, whereas a Gram matrix recomputed from X has almost no negative eigenvalues. Runs of steps on
+ * one M are therefore short; they are longer with M in float16, which has eight times the precision of bfloat16:
+ * docs/numerics/orthogonalization.md. */
 #include "orthogonalize.h"
 
 #include <math.h>
@@ -18,8 +19,9 @@
 
 /* --- coefficients ------------------------------------------------------------------------------------------------ */
 
-/* Muon's one set; and Polar Express's, each optimal for what the steps before have left, the last one repeated. Its
- * authors divide all but the last by a safety factor, so that rounding cannot push a singular value out of range. */
+/* Muon's coefficients; and Polar Express's, each optimal for the result of the previous steps, the last one repeated.
+ * Its authors divide all but the last by a safety factor, so that rounding cannot push a singular value out of
+ * range. */
 static const tchi_schulz_step muon = {3.4445, -4.7750, 2.0315};
 static const tchi_schulz_step polar_express[] = {
     {8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448}, {3.9487, -2.9089, 0.5518},
@@ -49,9 +51,9 @@ typedef struct long_step {
     double u0, u1, f0, f1, t0, t1, t2;
 } long_step;
 
-/* Three that bring singular values from 0.001 to 1 within 0.104 of 1, with room for 1.5 % of error between them: of
- * each form the one with the least largest distance from 1, over what the step before leaves, that a search has found.
- * bench/plots/long_steps.py draws what they leave. */
+/* Three steps that bring singular values in [0.001, 1] within 0.104 of 1, with a margin of 1.5 % of error between them:
+ * for each form the smallest maximum distance from 1 that a search found, given the range after the previous step.
+ * bench/plots/long_steps.py plots the results. */
 static const long_step minimax[] = {
     {17, 1.0, 0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 0.0, 60242.94},
     {17, 2.00185, 0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 0.0, 30596.31},
@@ -79,8 +81,8 @@ int32_t tchi_ortho_usual_steps(tch_ortho_method method)
     return method == TCH_ORTHO_MINIMAX ? LONG_STEPS : 5;
 }
 
-/* Long steps subtract numbers that are nearly equal, for which bfloat16 has too few bits: where M would be kept in it,
- * steps of Polar Express, which leave singular values as near to 1. */
+/* Long steps subtract nearly equal numbers, for which bfloat16 has too few bits: if M would be bfloat16, uses steps of
+ * Polar Express that end as close to 1. */
 static tchi_ortho without_long_steps(const tchi_ortho *ortho)
 {
     return tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, ortho->steps + TCHI_ORTHO_MORE, ortho->eps);
@@ -95,8 +97,8 @@ tchi_ortho tchi_ortho_repeating(tchi_schulz_step step, int32_t steps, double eps
     return ortho;
 }
 
-/* bfloat16 where the device has products for it: the steps pull singular values towards 1 from wherever rounding leaves
- * them, and an optimizer asks for no more. float64 stays what it is. */
+/* bfloat16 if the device multiplies it: the steps pull singular values towards 1 in spite of rounding, and an optimizer
+ * needs no more. float64 stays float64. */
 tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type)
 {
     bool in_bf16 = type != TCH_SCALAR_F64 && tchi_product_rates(context).bf16 > 0;
@@ -105,26 +107,26 @@ tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type)
 
 /* --- the plan ---------------------------------------------------------------------------------------------------- */
 
-/* The factor by which a run may let the error of M grow. In bfloat16, with matrices of rank one plus noise among
- * others, 12 (two of Muon's steps, the last two of Polar Express's five) leaves singular values as a new M at every
- * step does, if the first step stands alone; 16 (Polar Express's second and third) may diverge. */
+/* The factor by which a run may let the error of M grow. In bfloat16, with matrices such as rank one plus noise, 12
+ * (two steps of Muon, the last two of Polar Express's five) gives the same singular values as a new M at every step, if
+ * the first step is separate; 16 (Polar Express's second and third) may diverge. */
 #define MOST_GROWTH 12.5
 
-/* The same where M is float16, for matrices of 64 rows and more: 17 (Polar Express's second and third) leaves singular
- * values as near to the exact ones as the runs above do in bfloat16, 64 (four steps with a = 2) at most 0.03 above
- * them, 165 (the last three of Polar Express's five) up to 0.3. */
+/* The same for M in float16 and at least 64 rows: 17 (Polar Express's second and third) gives singular values as close
+ * to the exact ones as the runs above in bfloat16; 64 (four steps with a = 2) at most 0.03 above them; 165 (the last
+ * three of Polar Express's five) up to 0.3 above. */
 #define MOST_GROWTH_FINE 100.0
 
-/* The time of a symmetric product over that of a whole one. A step more in a run is three symmetric products of M; a
- * new run is a half and a whole product of X in their place. On one core of a CPU in float32, runs took 4 % longer for
- * 256 by 384 and a fifth less for 256 by 704. Of plain bfloat16 an H200 did halves at up to 613 TFLOP/s and, in other
- * runs, wholes at 725 to 789: about 0.65 in large batches and more in small ones. With that, runs would begin at 1.2
- * times as many columns as rows and, by count, save 3 to 6 % of the products' time just below the 1.5 where they begin
- * now: one number for all devices is kept. */
+/* The time of a symmetric product relative to a full one. Extending a run by a step costs three symmetric products of
+ * M; a new run costs a symmetric and a full product of X instead. On one CPU core in float32 runs took 4 % longer for
+ * 256 by 384 and 20 % less for 256 by 704. In bfloat16 an H200 reached 613 TFLOP/s on symmetric products and, in other
+ * runs, 725 to 789 on full ones: about 0.65 in large batches and more in small ones. With that ratio runs would begin
+ * at 1.2 times as many columns as rows instead of 1.5 and save 3 to 6 % of the products' time in between; one value for
+ * all devices is kept. */
 #define HALF_COST 1.0
 
-/* The first step of the run that ends before step `end`. After the first of all steps X is always multiplied: it moves
- * the singular values furthest. */
+/* The first step of the run that ends before step `end`. X is always multiplied after the very first step, which moves
+ * the singular values most. */
 static int32_t run_start(const tchi_ortho *ortho, int32_t end, bool fine)
 {
     double growth = 1.0;
@@ -140,7 +142,7 @@ static int32_t run_start(const tchi_ortho *ortho, int32_t end, bool fine)
     return first;
 }
 
-/* Runs are laid out from the last step backwards, each as long as may be. */
+/* Runs are laid out backwards from the last step, each as long as possible. */
 int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int64_t cols, bool fine)
 {
     bool runs_pay = (1.0 + HALF_COST) * (double)cols > 3.0 * HALF_COST * (double)rows;
@@ -156,7 +158,7 @@ int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int6
     return end - step;
 }
 
-/* In the longer of the two plans: what is true of the shorter one is true of it. */
+/* In the longer of the two plans, which covers the shorter one. */
 static bool has_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols)
 {
     for (int32_t k = 0; k < ortho->steps; k++) {
@@ -169,17 +171,17 @@ static bool has_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols)
 
 /* --- scratch ----------------------------------------------------------------------------------------------------- */
 
-/* M is used up before Y is computed: where both are square they share their memory, and change it with X, unless there
- * are long steps, which have F in Y. P of a run, and what its products pass through, lie in Y if that is long enough
+/* M is no longer needed when Y is computed: if both are square they share memory, and swap it with X, unless there are
+ * long steps, which store F in Y. P of a run, and the intermediates of its products, are in Y if that is long enough
  * for both. */
 typedef struct schulz_buffers {
     tch_matrices y;       /* as x */
-    tch_matrices m, p, q; /* rows by rows; p of no matrices where it lies in y */
+    tch_matrices m, p, q; /* rows by rows; p is empty if it is stored in y */
     bool shared;          /* m with y */
     double *scale;        /* of `normalize` */
 } schulz_buffers;
 
-/* From row to row of a square matrix in y: whole 16 bytes. */
+/* The row stride of a square matrix in y, a multiple of 16 bytes. */
 static int64_t square_ld(const tch_matrices *x)
 {
     return (x->rows + 7) / 8 * 8;
@@ -187,9 +189,9 @@ static int64_t square_ld(const tch_matrices *x)
 
 static void layout(schulz_buffers *s, tchi_arena *arena, const tchi_ortho *ortho, const tch_matrices *x)
 {
-    tchi_ortho plan = ortho->longs > 0 ? without_long_steps(ortho) : *ortho; /* it has more runs, if any */
+    tchi_ortho plan = ortho->longs > 0 ? without_long_steps(ortho) : *ortho; /* it has at least as many runs */
     bool runs = has_runs(&plan, x->rows, x->cols);
-    int64_t for_p = runs && x->cols < 2 * square_ld(x) ? x->batch : 0; /* else there is room for it */
+    int64_t for_p = runs && x->cols < 2 * square_ld(x) ? x->batch : 0; /* otherwise P fits into y */
     s->shared = !runs && ortho->longs == 0 && x->rows == x->cols;
     s->y = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->cols);
     s->m = s->shared ? s->y : tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
@@ -208,19 +210,19 @@ int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x)
 
 /* --- the iteration ----------------------------------------------------------------------------------------------- */
 
-/* How the products of a run are done. M is `unit` times what it stands for, so that float16 keeps the small numbers of
- * flat spectra. */
+/* Arithmetic of a run's products. M is stored multiplied by `unit`, so that float16 keeps the small numbers of flat
+ * spectra. */
 typedef struct schulz_arithmetic {
-    const double *scale; /* where the division by the norm is deferred to the products; or NULL */
-    int32_t pending;     /* X is yet to be multiplied by it */
-    tch_scalar type;     /* of M and P, where there are several steps */
+    const double *scale; /* the norm's reciprocal, if the division is deferred to the products; or NULL */
+    int32_t pending;     /* X has yet to be multiplied by it */
+    tch_scalar type;     /* of M and P, if there are several steps */
     double unit;
 } schulz_arithmetic;
 
-/* float16 ends at 65504. M has no entries above 1.5, and P M, its largest product, ends at twice that. */
+/* The largest float16 is 65504. M has no entries above 1.5, and its largest product, P M, at most twice that. */
 #define FINE_UNIT 256.0
 
-/* c0 I + c1 D + c2 A B, times scale^exponent while that is pending. */
+/* c0 I + c1 D + c2 A B, times scale^exponent while the division is pending. */
 static tch_status scaled_product(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
                                  const tch_matrices *d, double c2, const tch_matrices *a, const tch_matrices *b,
                                  int32_t exponent, const tch_matrices *c)
@@ -241,7 +243,6 @@ static tch_status gram_matrix(tch_context *context, const schulz_arithmetic *how
     return tchi_gram(context, factor, x, 0, 0.0, m);
 }
 
-/* P(M) */
 static tch_status polynomial(tch_context *context, const schulz_arithmetic *how, tchi_schulz_step c,
                              const tch_matrices *m, int32_t exponent, const tch_matrices *p)
 {
@@ -249,7 +250,6 @@ static tch_status polynomial(tch_context *context, const schulz_arithmetic *how,
     return scaled_product(context, how, c.a, c.b / unit, m, c.c / (unit * unit), m, m, exponent, p);
 }
 
-/* A B */
 static tch_status commuting_product(tch_context *context, const schulz_arithmetic *how, const tch_matrices *a,
                                     const tch_matrices *b, int32_t exponent, const tch_matrices *c)
 {
@@ -269,7 +269,7 @@ static tch_matrices typed(tch_matrices m, tch_scalar type)
     return m;
 }
 
-/* The first or the second of the square matrices that each matrix of y has room for. */
+/* The first or second square matrix in each matrix of y. */
 static tch_matrices square_in_y(const schulz_buffers *s, int number, tch_scalar type)
 {
     tch_matrices square = typed(s->y, type);
@@ -280,9 +280,9 @@ static tch_matrices square_in_y(const schulz_buffers *s, int number, tch_scalar 
     return square;
 }
 
-/* Steps 1 to count - 1 of a run on M in m, whose step 0 has left its P in q. The product of all P ends up in `result`,
- * which is m's memory in X's type: q and the fourth batch change places, and the fourth lies in y, which is free until
- * X is multiplied and is wide enough. */
+/* Steps 1 to count - 1 of a run on M in m; step 0 left its P in q. The product of all P is returned in `result`, which
+ * is m's memory in X's type: q and a fourth batch alternate. The fourth is in y, which is free until X is multiplied,
+ * and wide enough. */
 static tch_status accumulate_polynomials(tch_context *context, const schulz_arithmetic *how,
                                          const tchi_schulz_step *step, int32_t count, const schulz_buffers *s,
                                          tch_matrices q, const tch_matrices *result)
@@ -316,15 +316,14 @@ static tch_status run_steps(tch_context *context, const schulz_arithmetic *how, 
     return context->backend->matrix->gemm(context->state, 1.0, count == 1 ? &q : &s->m, 0, x, 0, 0.0, 0, &s->y);
 }
 
-/* unit (A^2 / unit^2 + c1 D / unit + c0 I), A and D being `unit` times what they stand for: so is the result. */
+/* unit (A^2 / unit^2 + c1 D / unit + c0 I), where A, D and the result are stored multiplied by `unit`. */
 static tch_status square_polynomial(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
                                     const tch_matrices *d, const tch_matrices *a, const tch_matrices *c)
 {
     return scaled_product(context, how, how->unit * c0, c1, d, 1.0 / how->unit, a, a, 0, c);
 }
 
-/* From x to y. Y lies in m, U and F, or U alone, in q and in the square that y has room for; the last product, of X's
- * type, in q. */
+/* From x to y. Y is in m; U and F, or U alone, in q and in a square of y; the last product, of X's type, in q. */
 static tch_status run_long_step(tch_context *context, const schulz_arithmetic *how, const long_step *step,
                                 const tch_matrices *x, const schulz_buffers *s)
 {
@@ -369,7 +368,7 @@ tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ort
 
 /* --- the public call ---------------------------------------------------------------------------------------------- */
 
-/* The caller's tensors a part of the batch at a time, on the side where X X' is small. */
+/* Reads a part of the caller's batch, transposed if that makes X X' smaller. */
 static tch_matrices layout_part(tchi_arena *arena, const tchi_batch *a, const tchi_ortho *ortho, tch_scalar type,
                                 int64_t count, void **scratch)
 {
@@ -423,8 +422,7 @@ tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t 
         to = tchi_batch_transposed(to);
     }
     tch_scalar type = tchi_ortho_type(context, from.type);
-    /* Only to keep a zero matrix from being divided by zero: any other is divided by its norm, which is no less than
-     * the smallest number of its type. */
+    /* Only prevents a division of zero matrices by zero; any other norm is at least the smallest number of its type. */
     double smallest_norm = type == TCH_SCALAR_F64 ? 0x1p-1074 : 0x1p-200;
     tchi_ortho ortho = tchi_ortho_of(method, steps, smallest_norm);
     void *scratch;

@@ -1,7 +1,7 @@
 /* Gradients of matrix powers and inverse roots. With A = V diag(w) V' and f the function of the eigenvalues, the
- * gradient of <G, f(A)> is V (K o V' G V) V', K being the divided differences of f (Daleckii and Krein). All of it is
- * in float64 whatever the caller's type: the derivative of a negative power magnifies errors of the small eigenvalues
- * once more than the power itself does. */
+ * gradient of <G, f(A)> is V (K o V' G V) V', K being the divided differences of f (Daleckii and Krein). Everything is
+ * in float64: the derivative of a negative power amplifies errors of the small eigenvalues once more than the power
+ * does. */
 #include <torchium/linalg.h>
 
 #include <math.h>
@@ -15,13 +15,12 @@
 
 typedef struct backward_buffers {
     tch_matrices v;    /* the input, then eigenvectors as rows */
-    tch_matrices g, t; /* the gradient on its way, and products */
+    tch_matrices g, t; /* the transformed gradient, and products */
     tch_matrices w;    /* 1 by n */
     tchi_inspection inspection;
     void *scratch;
 } backward_buffers;
 
-/* The arguments of a public call. */
 typedef struct backward_call {
     tchi_batch a, grad, out;
     tch_spectrum_map map;
@@ -43,7 +42,7 @@ static void layout(backward_buffers *p, tchi_arena *arena, tch_context *context,
     p->scratch = tchi_arena_take(arena, scratch_of(context, batch, n));
 }
 
-/* G = (G + G') / 2, with T for the transpose. */
+/* G = (G + G') / 2, using T for the transpose. */
 static tch_status symmetrize(tch_context *context, const tch_matrices *g, const tch_matrices *t)
 {
     TCHI_TRY(tchi_transpose(context, g, t));
@@ -69,7 +68,7 @@ static tch_status backward_part(tch_context *context, const backward_call *call,
     TCHI_TRY(t->matrix->divided_differences(context->state, &call->map, &p.w, NULL, NULL, &p.g, p.inspection.flags));
     TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.g, 0, &p.v, 0, 0.0, 0, &p.t));
     TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.v, 1, &p.t, 0, 0.0, 0, &p.g));
-    TCHI_TRY(symmetrize(context, &p.g, &p.t)); /* rounding: exactly symmetric to the last bit */
+    TCHI_TRY(symmetrize(context, &p.g, &p.t)); /* removes rounding errors: the result is exactly symmetric */
     TCHI_TRY(tchi_batch_select(context, &call->out, first, p.inspection.flags, &p.g, &p.t));
     return tchi_report(context, call->report, first, count, p.inspection.flags, "a", bad);
 }

@@ -1,6 +1,6 @@
-/* Products. Operands that BLAS can read where they lie are used in place; others are first copied to scratch in the
- * type to compute in. When that scratch would pass a budget, the product is processed in tiles. Where the backend
- * streams products, operands of the chunked one may lie in host memory. */
+/* Products. Operands with a BLAS layout are used in place; others are first copied to scratch in the compute type. If
+ * that scratch would exceed a budget, the product is computed in tiles. If the backend streams products, operands of
+ * the chunked one may be in host memory. */
 #include <torchium/linalg.h>
 
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "algebra.h"
 #include "batch.h"
 
-/* One of A, B and out. Strides are in elements of `type`; batch strides follow the product's own batch dimensions. */
+/* One of A, B and out. Strides are in elements of `type`; batch strides follow the product's batch dimensions. */
 typedef struct operand {
     const tch_tensor *tensor;
     void *data;
@@ -31,7 +31,7 @@ typedef struct product {
 
 /* --- shapes ----------------------------------------------------------------------------------------------------- */
 
-/* Size of batch dimension i counted from the right, 1 where the tensor has none. */
+/* The size of batch dimension i counted from the right; 1 if the tensor has none. */
 static int64_t batch_size(const tch_tensor *t, int32_t from_right)
 {
     int32_t i = t->ndim - 3 - from_right;
@@ -67,7 +67,7 @@ static bool lies_on_host(const tch_tensor *t)
     return t != NULL && (t->device.type == TCH_DEVICE_CPU || t->device.type == TCH_DEVICE_CUDA_HOST);
 }
 
-/* A sound tensor on the context's device, or also in host memory where the product is streamed. */
+/* Checks that a tensor is on the context's device, or in host memory if the product is streamed. */
 static tch_status check_place(tch_context *context, const tch_tensor *t, const char *name, bool streamed)
 {
     return streamed && lies_on_host(t) ? tch_tensor_check(t, name) : tchi_check_input(context, t, name);
@@ -123,7 +123,7 @@ static operand make_operand(const tch_tensor *t, int32_t transpose, const produc
     return o;
 }
 
-/* Read by rows or by columns: one of the strides is 1 and the other passes over a whole line. */
+/* BLAS needs one stride of 1 and another of at least a whole line. */
 static bool lies_by_rows(const operand *o)
 {
     return (o->col_stride == 1 || o->cols == 1) && (o->row_stride >= o->cols || o->rows == 1);
@@ -144,7 +144,7 @@ static bool usable_in_place(const operand *o, tch_scalar compute, bool by_column
            o->row_stride <= TCHI_MOST_SIZE && o->col_stride <= TCHI_MOST_SIZE;
 }
 
-/* The operand as matrices of the table, at element offset `offset`, and whether BLAS has to transpose it. */
+/* The operand as matrices at element offset `offset`, and whether BLAS has to transpose it. */
 static tch_matrices as_matrices(const operand *o, int64_t offset, int64_t batch, int64_t stride, int32_t *transpose)
 {
     char *data = (char *)o->data + offset * tchi_scalar_size(o->type);
@@ -160,7 +160,7 @@ static tch_matrices as_matrices(const operand *o, int64_t offset, int64_t batch,
 
 /* --- the batch -------------------------------------------------------------------------------------------------- */
 
-/* Batch dimensions that all three operands walk as one become one. */
+/* Merges batch dimensions that are contiguous in all three operands. */
 static void merge_dimensions(product *p)
 {
     int32_t kept = 0;
@@ -203,7 +203,7 @@ static int64_t batch_offset(const product *p, const operand *o, int32_t dimensio
     return offset;
 }
 
-/* All three usable in place: one call to the backend for each index of the outer batch dimensions. */
+/* All three in place: one backend call for each index of the outer batch dimensions. */
 static tch_status multiply_in_place(tch_context *context, const product *p)
 {
     int32_t outer = p->rank > 0 ? p->rank - 1 : 0;
@@ -226,14 +226,14 @@ static tch_status multiply_in_place(tch_context *context, const product *p)
     return TCH_OK;
 }
 
-/* --- staging the whole ------------------------------------------------------------------------------------------ */
+/* --- staging whole operands ------------------------------------------------------------------------------------- */
 
 static int64_t staged_bytes(const operand *o, tch_scalar compute)
 {
     return tch_tensor_numel(o->tensor) * tchi_scalar_size(compute);
 }
 
-/* Points the operand at a contiguous copy of its tensor in scratch, in the order the tensor's own dimensions have. */
+/* Points the operand at a contiguous copy of its tensor in scratch, in the order of the tensor's dimensions. */
 static void restage_operand(operand *o, void *scratch, product *p, int32_t transpose)
 {
     tch_tensor plain = *o->tensor;
@@ -341,7 +341,7 @@ static tch_status move_tile(tch_context *context, const operand *outside, const 
                 : context->backend->matrix->copy(context->state, &here, &there);
 }
 
-/* The operand itself, or a copy of it in scratch when it has to be staged. */
+/* The operand itself, or a copy of it in scratch if it has to be staged. */
 static tch_status stage_tile(tch_context *context, const operand *outside, bool stage, bool read, void *scratch,
                              tch_scalar compute, operand *inside)
 {
@@ -368,7 +368,7 @@ static tch_status multiply_tile(tch_context *context, const product *p, const op
     return context->backend->matrix->gemm(context->state, p->alpha, &x, ta, &y, tb, beta, 0, &z);
 }
 
-/* One tile of out, summed over the chunks of the inner dimension. */
+/* One tile of out, summed over chunks of the inner dimension. */
 static tch_status tile_of_out(tch_context *context, const product *p, const tile *t, void *const *scratch,
                               int64_t index, int64_t i, int64_t j)
 {
@@ -378,7 +378,7 @@ static tch_status tile_of_out(tch_context *context, const product *p, const tile
     operand c;
     TCHI_TRY(stage_tile(context, &outside, t->stage[2], p->beta != 0.0, scratch[2], p->compute, &c));
     int64_t k = 0;
-    do { /* once even for an inner size of 0: out must then become beta out */
+    do { /* also once for an inner size of 0: out = beta out */
         int64_t depth = tchi_min(p->a.cols - k, t->k);
         operand a_part = part_of(&p->a, batch_offset(p, &p->a, p->rank, index), i, rows, k, depth);
         operand b_part = part_of(&p->b, batch_offset(p, &p->b, p->rank, index), k, depth, j, cols);
@@ -413,8 +413,8 @@ static tch_status multiply_tiles(tch_context *context, const product *p, const b
     return TCH_OK;
 }
 
-/* The type in which the backend multiplies: half types as they are where it has arithmetic for them, which adds up in
- * float32, else in float32. */
+/* The type in which the backend multiplies: half types if it has arithmetic for them, which accumulates in float32;
+ * otherwise float32. */
 static tch_scalar product_type(const tch_context *context, tch_scalar type)
 {
     tch_product_rates rates = {0};
@@ -435,8 +435,8 @@ static product make_product(double alpha, const tch_tensor *a, int32_t ta, const
     return p;
 }
 
-/* The smaller of a call's budget and the context's limit, each 0 for none, less what the pool may round a block up by:
- * at most an eighth. A budget stays one, however small. */
+/* The smaller of a call's budget and the context's limit, 0 meaning none, minus the pool's rounding of at most an
+ * eighth. A positive budget stays positive. */
 static int64_t usable_budget(const tch_context *context, int64_t budget)
 {
     int64_t limit = tch_context_get_workspace_limit(context);
@@ -446,7 +446,7 @@ static int64_t usable_budget(const tch_context *context, int64_t budget)
     return budget > 0 && budget < 9 ? 1 : budget / 9 * 8;
 }
 
-/* Which operands have to be staged to be multiplied in p->compute, and the bytes that takes. */
+/* Sets which operands have to be staged for p->compute; returns the bytes for that. */
 static int64_t staging_needed(const product *p, bool *stage)
 {
     const operand *each[3] = {&p->a, &p->b, &p->c};
@@ -458,8 +458,8 @@ static int64_t staging_needed(const product *p, bool *stage)
     return bytes;
 }
 
-/* `budget` in bytes, 0 for none but the context's. Tiles add up slices of the inner dimension in the result, which a
- * half type would round each time: they are float32 then. */
+/* `budget` in bytes; 0 for the context's limit only. Tiles accumulate slices of the inner dimension in the result,
+ * which half types would round each time, so tiles are float32. */
 static tch_status multiply_tensors(tch_context *context, double alpha, const tch_tensor *a, int32_t ta,
                                    const tch_tensor *b, int32_t tb, double beta, tch_tensor *out, int64_t budget)
 {
@@ -497,7 +497,7 @@ static tch_status check_lines(const operand *o, const char *name)
                      name, (long long)o->row_stride, (long long)o->col_stride);
 }
 
-/* One pair of matrices. A result that lies by columns is the transposed product, C' = B' A', by rows. */
+/* One pair of matrices. A column-major result is the transposed product C' = B' A' in row-major. */
 static tch_streamed_product streamed_pair(const product *p, int64_t index)
 {
     tch_streamed_product s = {.alpha = p->alpha, .beta = p->beta};
@@ -524,7 +524,7 @@ static tch_streamed_product streamed_pair(const product *p, int64_t index)
     return s;
 }
 
-/* Bytes with which every host operand of a pair could be on the device as a whole, its rows aligned to 16 bytes. */
+/* The bytes with which every host operand of a pair fits on the device as a whole, with rows aligned to 16 bytes. */
 static int64_t most_useful(const tch_streamed_product *s)
 {
     const tch_matrices *each[3] = {&s->a, &s->b, &s->c};
@@ -537,7 +537,7 @@ static int64_t most_useful(const tch_streamed_product *s)
     return bytes;
 }
 
-/* The scratch to stream a pair with: the budget, or without one four fifths of the device's free memory. */
+/* The scratch for streaming a pair: the budget or, without one, 80 % of the device's free memory. */
 static tch_status streaming_bytes(tch_context *context, const tch_streamed_product *s, int64_t budget, int64_t *bytes)
 {
     budget = usable_budget(context, budget);

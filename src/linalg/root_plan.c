@@ -10,18 +10,18 @@
 #include "algebra.h"
 #include "batch.h"
 
-/* From these sizes on the rational method beats the eigen method on the CPU (bench/logs/inverse_root.md): at once
- * where few poles reach the tolerance, later where many are needed. */
+/* From these sizes on the rational method beats the eigen method on the CPU (bench/logs/inverse_root.md): the first if
+ * few poles reach the tolerance, the second if many are needed. */
 #define RATIONAL_FROM 64
 #define RATIONAL_FROM_TIGHT 768
 #define TIGHT 1e-5
 
-/* Without damping nothing is known of the smallest eigenvalue. Newton and rational, when asked for by name, are
- * prepared for this much, and the certificate tells whether it was enough. */
+/* Without damping nothing is known about the smallest eigenvalue. Newton and rational, if requested, assume this, and
+ * the certificate tells whether it held. */
 #define ASSUMED_LOW 1e-10
 
-/* Where nothing better is to be had an error passes up to this over the root: above it X is nonsense rather than
- * rounded. */
+/* If there is no better method, errors up to this are accepted: a larger residual is a wrong root, not an inaccurate
+ * one. */
 #define MOST_RESIDUAL 0.1
 
 #define NEWTON_GROWTH 16.0
@@ -67,14 +67,14 @@ tch_status tchi_root_check(int32_t root, const tch_root_config *c)
     return TCH_OK;
 }
 
-/* A relative error u in the matrix is an error u / (p low) in the smallest eigenvalues of the root, and this is how
- * many times that the methods make of it. Measured in float32 for n = 64 to 1024, low = 1e-3 to 1e-5, p = 1 to 8 and
- * six kinds of spectra (bench/logs/inverse_root.md): up to n = 256 at most 4.2 by the eigen method and 3.4 by the
- * rational one, which has a quarter of the tolerance for its poles besides; then growing as sqrt(n) on flat spectra, to
- * 7.0 and 5.7, which the certificate catches where it matters: those errors are spread over many directions, and its
- * estimate is good. On a GPU, which is one that has rates, the eigen method makes 11 up to n = 128 and 23 at 1024, and
- * nothing is done again where the caller asked for a report. The Newton iteration adds errors in every product and can
- * diverge on them: in float32 throughout it failed its certificate at n = 512, low = 1e-6. */
+/* A relative error u in the matrix is an error u / (p low) in the smallest eigenvalues of the root, which methods
+ * amplify by this factor. Measured in float32 for n = 64 to 1024, low = 1e-3 to 1e-5, p = 1 to 8 and six kinds of
+ * spectra (bench/logs/inverse_root.md): up to n = 256 at most 4.2 by the eigen method and 3.4 by the rational one,
+ * whose poles use another quarter of the tolerance; then growing as sqrt(n) on flat spectra, to 7.0 and 5.7, which the
+ * certificate catches: those errors are spread over many directions, where its estimate is accurate. On a GPU, i.e. on
+ * backends with product rates, the eigen method reaches 11 up to n = 128 and 23 at 1024, and there is no second attempt
+ * if the caller passed a report. The Newton iteration adds errors in every product and can diverge: in float32
+ * throughout it failed its certificate at n = 512, low = 1e-6. */
 static double growth_of(const tchi_root_plan *p, int64_t n)
 {
     if (p->method == TCH_ROOT_NEWTON) {
@@ -98,8 +98,7 @@ static bool newton_reaches(const tchi_root_plan *p, double low)
     return NEWTON_GROWTH * UNIT_F64 / (low * p->root) <= p->tolerance;
 }
 
-/* A backend that knows the rates of its products is one on which products are what is fast: Newton. The CPU has the
- * rational method instead. */
+/* A backend that reports product rates is one with fast products: Newton. The CPU uses the rational method instead. */
 static tch_root_method choose_method(const tch_context *context, const tchi_root_plan *p, int64_t n, bool damped)
 {
     int64_t from = p->tolerance < TIGHT ? RATIONAL_FROM_TIGHT : RATIONAL_FROM;
@@ -112,11 +111,11 @@ static tch_root_method choose_method(const tch_context *context, const tchi_root
     return p->mixed && (p->low == 0 || newton_reaches(p, p->low)) ? TCH_ROOT_NEWTON : TCH_ROOT_EIGEN;
 }
 
-/* What probes show of an error that is spread over many directions may be less than it is by this. */
+/* Probes may underestimate an error that is spread over many directions by this factor. */
 #define SPREAD 1.1
 
-/* The certificate bounds the error itself (docs/numerics/inverse-roots.md). The eigen method in float64 has no better
- * to fall back on, so only nonsense is refused. */
+/* The certificate bounds the error itself (docs/numerics/inverse-roots.md). The eigen method in float64 has no
+ * fallback, so only wrong roots fail. */
 static double error_allowed(const tchi_root_plan *p)
 {
     bool last = p->method == TCH_ROOT_EIGEN && p->type == TCH_SCALAR_F64;
@@ -167,12 +166,13 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
     return must_look ? TCH_OK : tchi_root_plan_finish(plan, plan->low);
 }
 
-/* A looser one is planned as this: with steps that end further off, errors that do not commute with the matrix are
- * left, which the certificate magnifies. At a tolerance of 3e-2 and low = 1e-6 none of 3 matrices of 3072 passed. */
+/* A looser tolerance is planned as this: steps that end further from convergence leave errors that do not commute with
+ * the matrix, which the certificate amplifies. At a tolerance of 3e-2 and low = 1e-6 none of 3 matrices with n = 3072
+ * passed. */
 #define LOOSEST 1e-2
 
-/* And their arithmetic as for this: with less of float64, what the certificate showed of matrices of rank n / 2 was
- * beyond what may pass, for root 2 and low = 1e-6 in the model of tests/linalg/roots/test_newton.c. */
+/* And the arithmetic as this: with fewer float64 steps the certificate of matrices of rank n / 2 exceeded the limit,
+ * for root 2 and low = 1e-6 in the model of tests/linalg/roots/test_newton.c. */
 #define LOOSEST_ARITHMETIC 1e-3
 
 static double arithmetic_tolerance(const tchi_root_plan *p)
@@ -180,8 +180,8 @@ static double arithmetic_tolerance(const tchi_root_plan *p)
     return fmin(p->tolerance, LOOSEST_ARITHMETIC);
 }
 
-/* In the arithmetic that the steps will have, where they have one of their own. The kernel that does all steps in one
- * launch knows no ending. */
+/* In the arithmetic of each step, if steps have their own. The kernel that runs all steps in one launch has no final
+ * polynomial. */
 static double cost_of(const tchi_root_plan *p, tchi_newton_plan *newton, double low)
 {
     static const tch_product_rates one = {.f64 = 1.0};
@@ -197,7 +197,7 @@ static double cost_of(const tchi_root_plan *p, tchi_newton_plan *newton, double 
     return tchi_newton_cost(newton, &p->rates);
 }
 
-/* The cheaper degree, unless the caller chose, or steps of several. */
+/* The cheaper degree, unless the caller chose one, or a mix of degrees. */
 static int plan_newton(tchi_root_plan *p, double low)
 {
     double best = -1.0;
@@ -220,8 +220,8 @@ static int plan_newton(tchi_root_plan *p, double low)
     return best < 0.0 ? -1 : p->newton.steps;
 }
 
-/* A thread's last plan is kept: a caller asks for the same root again and again, and choosing among degrees takes as
- * long as several products of a small matrix. */
+/* Caches the thread's last plan: callers request the same root repeatedly, and choosing among degrees takes as long as
+ * several products of a small matrix. */
 static int find_newton(tchi_root_plan *p, double low)
 {
     static _Thread_local struct {
@@ -248,13 +248,13 @@ static int find_newton(tchi_root_plan *p, double low)
     return memo.found;
 }
 
-/* Products round X by u of its norm in every direction. The certificate magnifies what that is between the directions
- * of the largest and of the smallest eigenvalue, by low^(-h/root) with h = floor(root/2), and cannot tell it from an
- * error of that size; for root 1 the square of it shows instead. A matrix of low rank, whose damped null space holds
- * many of the smallest, shows all of it: measured on an H200 at low = 1e-6, n = 256 to 1024, root 4 and ranks from n/16
- * to 3n/4, in split bfloat16, residuals of 0.033 to 0.057 where the error of X was 2e-4, which is |X R| / (p |X|) up to
- * 0.028; and in the model of tests/linalg/roots/test_newton.c up to 0.035. Other seeds of the model have gone up to
- * 0.050, and to 0.108 for root 2: such draws of rank n/2 do not pass. */
+/* Products round X by u of its norm in every direction. The certificate amplifies the part between the directions of
+ * the largest and the smallest eigenvalue by low^(-h/root) with h = floor(root/2), and cannot tell it from an error of
+ * that size; for root 1 its square appears instead. A matrix of low rank, whose damped null space has many of the
+ * smallest directions, shows all of it: measured on an H200 at low = 1e-6, n = 256 to 1024, root 4 and ranks from n/16
+ * to 3n/4, in split bfloat16, residuals of 0.033 to 0.057 with an error of X of 2e-4, i.e. |X R| / (p |X|) up to 0.028;
+ * up to 0.035 in the model of tests/linalg/roots/test_newton.c. Other seeds of the model reached 0.050, and 0.108 for
+ * root 2: such draws of rank n/2 do not pass. */
 static double rounding_shown(const tchi_root_plan *p, double low)
 {
     static const double unit[TCH_SCALAR_COUNT] = {[TCH_SCALAR_F64] = 0x1p-53,
@@ -270,7 +270,7 @@ static double rounding_shown(const tchi_root_plan *p, double low)
     return fmin(20.0 * worst * pow(low, -power), 2.0 * MOST_RESIDUAL) / p->root;
 }
 
-/* One type for all steps where the backend computes in the matrices' own; else each step's fastest. */
+/* One type for all steps if the backend computes in the matrices' own; otherwise each step's fastest. */
 static void plan_types(tchi_root_plan *p, double low)
 {
     tchi_newton_plan *newton = &p->newton;
@@ -285,7 +285,7 @@ static void plan_types(tchi_root_plan *p, double low)
     p->widest = newton->steps == 0 ? p->type : tchi_newton_type_of_m(newton, 0);
 }
 
-/* The poles of a thread's last plan: a caller asks for the same root again and again, and finding the poles takes as
+/* Caches the poles of the thread's last plan: callers request the same root repeatedly, and finding the poles takes as
  * long as the root of a matrix of size 100. */
 typedef struct pole_memo {
     int root, count;

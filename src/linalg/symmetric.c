@@ -1,4 +1,4 @@
-/* The symmetric products offered to callers. */
+/* Public symmetric products. */
 #include <torchium/linalg.h>
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "algebra.h"
 #include "batch.h"
 
-/* A, B and C of a call, and as matrices x, y and z for the part of the batch at work. */
+/* A, B and C of a call, and the current part of the batch as matrices x, y and z. */
 typedef struct half_product {
     tchi_batch a, b, c;
     tch_matrices x, y, z;
