@@ -21,7 +21,7 @@ _STRUCTS = {
     "shampoo": _struct(
         "long max_preconditioner_dim",
         "int merge_dims precondition_1d precondition_frequency",
-        "real refresh_drift refresh_budget",
+        "real refresh_drift",
         "int stagger start_preconditioning_step exponent_override grafting",
         "real grafting_beta2 grafting_eps",
     ),

@@ -17,7 +17,6 @@ from peers import BETAS, DECAY
 
 WHOLE = 10000  # dimensions up to this size are not cut
 PERIOD = 10  # steps between two refreshes that are not adaptive
-SHARE = 0.25  # of all factors that are refreshed at a step at most, where that is bounded
 
 
 def adamw_groups(matrices, rest, rates):
@@ -109,14 +108,10 @@ ENTRIES = {
     "shampoo-period": Entry(
         f"Shampoo, roots every {PERIOD} steps", ours("Shampoo", precondition_frequency=PERIOD, **SHAMPOO), "shampoo"
     ),
-    "shampoo-share": Entry(
-        "Shampoo, a quarter of the roots at a step", ours("Shampoo", refresh_budget=SHARE, **SHAMPOO), "shampoo"
-    ),
     "soap": Entry("SOAP", ours("SOAP", **SOAP), "soap"),
     "soap-period": Entry(
         f"SOAP, bases every {PERIOD} steps", ours("SOAP", precondition_frequency=PERIOD, **SOAP), "soap"
     ),
-    "soap-share": Entry("SOAP, a quarter of the bases at a step", ours("SOAP", refresh_budget=SHARE, **SOAP), "soap"),
     "torch-muon": Entry("torch.optim.Muon", with_adamw(torch_muon), "muon", "torch.optim.Muon"),
     "dion-muon": Entry("Dion's Muon", with_adamw(peers.dion_muon, adjust_lr="rms_norm"), "muon", "dion"),
     "vyas-soap": Entry(f"nikhilvyas/SOAP, every {PERIOD} steps", with_adamw(peers.vyas_soap), "soap", "soap"),

@@ -132,11 +132,12 @@ typedef struct tch_optim_config {
                                            their product is at most max_preconditioner_dim; 0: a factor for each */
         int32_t precondition_1d;        /* vectors too */
         int32_t precondition_frequency; /* (step) steps between refreshes, at least 1; the maximum with refresh_drift */
-        double refresh_drift;           /* (step) adaptive refresh: the interval of a factor, 1 at first, doubles when a
-                                           refresh finds its root or basis off by less than half of this, and halves
-                                           when off by more than this; see docs/optimizers.md. 0: a fixed interval */
-        double refresh_budget; /* (step) adaptive refresh: the largest fraction of the factors refreshed in one step */
-        int32_t stagger;       /* (step) spread refreshes over the steps of an interval, balanced by cost */
+        double refresh_drift;           /* (step) adaptive refresh; see docs/optimizers.md. Shampoo: also when the mean
+                                           square of a block's direction has grown by this factor since the latest
+                                           refresh. SOAP: the interval of a basis, 1 at first, doubles when a refresh
+                                           finds it off by less than half of this, and halves when off by more than
+                                           this. 0: a fixed interval */
+        int32_t stagger;                /* (step) spread refreshes over the steps of an interval, balanced by cost */
         /* Shampoo only */
         int32_t start_preconditioning_step; /* before this step, counted from 1, the grafted method alone (SGD without
                                                grafting); -1: precondition from the first step */

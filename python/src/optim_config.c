@@ -45,7 +45,6 @@ static const py_field fields[] = {
     {AT(memory.packed_factors), PY_BOOL, NULL},
     {AT(shampoo.precondition_frequency), PY_INT32, NULL},
     {AT(shampoo.refresh_drift), PY_REAL, NULL},
-    {AT(shampoo.refresh_budget), PY_REAL, NULL},
     {AT(shampoo.start_preconditioning_step), PY_INT32, NULL},
     {AT(shampoo.stagger), PY_BOOL, NULL},
     {AT(numerics.precision), PY_WORD, precisions},

@@ -1,7 +1,7 @@
 /* Inverse p-th roots. For each part of a batch: convert to the compute type, inspect and bound, compute the root by the
  * planned method, certify it, and write the good ones. Roots that fail by a method or in a type that was chosen here
  * are recomputed by the eigen method in float64. */
-#include "inverse_root.h"
+#include <torchium/linalg.h>
 
 #include <math.h>
 #include <string.h>
@@ -29,7 +29,6 @@ typedef struct root_buffers {
 typedef struct root_call {
     tchi_batch a, out, residual;
     const tch_tensor *report;
-    double *drift;
     bool has_residual;
 } root_call;
 
@@ -311,16 +310,10 @@ static tch_status compute_part(tch_context *context, tchi_root_plan *plan, const
     return judge_root(context, plan, call, r, x);
 }
 
-static tch_status deliver_part(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
-                               int64_t count, root_buffers *r, const tch_matrices *x, tch_status *bad)
+static tch_status deliver_part(tch_context *context, const root_call *call, int64_t first, int64_t count,
+                               root_buffers *r, const tch_matrices *x, tch_status *bad)
 {
     tch_matrices spare = spare_of(r, x->type, x);
-    if (call->drift != NULL) { /* before the new roots replace the old */
-        TCHI_TRY(tchi_batch_read(context, &call->out, first, &spare));
-        TCHI_TRY(context->backend->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping,
-                                                         &spare, plan->probes, call->drift + first, NULL, 0.0, NULL,
-                                                         r->scratch));
-    }
     TCHI_TRY(tchi_batch_select(context, &call->out, first, r->inspection.flags, x, &spare));
     if (call->has_residual) {
         tch_matrices numbers = tchi_matrices_new(r->residual, TCH_SCALAR_F64, count, 1, 1);
@@ -367,7 +360,7 @@ static tch_status root_part(tch_context *context, const tchi_root_plan *made, co
         plan = tchi_root_plan_better(&plan);
         TCHI_TRY(compute_part(context, &plan, call, first, count, &r, &x));
     }
-    return deliver_part(context, &plan, call, first, count, &r, &x, bad);
+    return deliver_part(context, call, first, count, &r, &x, bad);
 }
 
 /* --- the public calls ------------------------------------------------------------------------------------------- */
@@ -398,12 +391,12 @@ static tch_status plan_nothing(tch_context *context, const root_call *call, int3
     return tchi_root_plan_make(context, call->a.type, call->a.rows, root, &c, plan);
 }
 
-tch_status tchi_inverse_root_measured(tch_context *context, const tch_tensor *a, int32_t root,
-                                      const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
-                                      tch_tensor *report, double *drift)
+tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
+                            tch_tensor *out, tch_tensor *residual, tch_tensor *report)
 {
+    TCHI_ENTER(context, "tch_inverse_root");
     TCHI_TRY(check_call(context, a, out, residual, report));
-    root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report, .drift = drift};
+    root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report};
     if (residual != NULL) {
         call.residual = tchi_batch_of(residual, 0);
         call.has_residual = true;
@@ -419,13 +412,6 @@ tch_status tchi_inverse_root_measured(tch_context *context, const tch_tensor *a,
         TCHI_TRY(root_part(context, &plan, &call, first, count, &bad));
     }
     return bad;
-}
-
-tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
-                            tch_tensor *out, tch_tensor *residual, tch_tensor *report)
-{
-    TCHI_ENTER(context, "tch_inverse_root");
-    return tchi_inverse_root_measured(context, a, root, config, out, residual, report, NULL);
 }
 
 tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t batch, int64_t n, int32_t root,

@@ -178,10 +178,9 @@ static tch_status read_factor_batch(const tch_optimizer *o, const tchi_factor_ba
 /* Adds intervals and staleness to the fields of their means, which are divided later. */
 static void add_schedule(const tch_optimizer *o, const tchi_factor_batch *f, tch_optim_stats *stats)
 {
-    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     for (int64_t k = 0; k < f->count; k++) {
         if (f->refreshed[k] > 0) {
-            double interval = tchi_refresh_interval(config, f, k);
+            double interval = tchi_refresh_interval(o, f, k);
             double staleness = (double)(o->steps - f->refreshed[k]);
             stats->refreshed_factors++;
             stats->interval_mean += interval;

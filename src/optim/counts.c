@@ -25,26 +25,29 @@ void tchi_param_resume(tchi_param *param, int64_t steps_seen, double step)
     param->clock_id = ((uint64_t)steps_seen * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
 }
 
-/* Bit fields: 2 bits for failures, 5 for the interval, 5 for the next interval. */
-enum { GAP_AT = 2, NEXT_GAP_AT = 7, MOST_GAP = 30 };
+/* Bit fields: 2 bits for failures, 5 for the interval, 5 for the next interval, 1 for stale, 16 for the level. */
+enum { GAP_AT = 2, NEXT_GAP_AT = 7, STALE_AT = 12, LEVEL_AT = 13, MOST_GAP = 30 };
 
 int64_t tchi_factor_count(const tchi_factor_batch *factor_batch, int64_t factor)
 {
     return factor_batch->failures[factor] | (int64_t)factor_batch->gap[factor] << GAP_AT |
-           (int64_t)factor_batch->next_gap[factor] << NEXT_GAP_AT;
+           (int64_t)factor_batch->next_gap[factor] << NEXT_GAP_AT | (int64_t)factor_batch->stale[factor] << STALE_AT |
+           (int64_t)factor_batch->level[factor] << LEVEL_AT;
 }
 
 bool tchi_is_factor_count(int64_t count)
 {
     return count >= 0 && count <= TCHI_MOST_FACTOR_COUNT && (count & 3) <= TCHI_MOST_FAILURES &&
-           (count >> GAP_AT & 31) <= MOST_GAP && count >> NEXT_GAP_AT <= MOST_GAP;
+           (count >> GAP_AT & 31) <= MOST_GAP && (count >> NEXT_GAP_AT & 31) <= MOST_GAP;
 }
 
 void tchi_factor_resume(tchi_factor_batch *factor_batch, int64_t factor, int64_t count)
 {
     factor_batch->failures[factor] = count & 3;
     factor_batch->gap[factor] = count >> GAP_AT & 31;
-    factor_batch->next_gap[factor] = (uint8_t)(count >> NEXT_GAP_AT);
+    factor_batch->next_gap[factor] = count >> NEXT_GAP_AT & 31;
+    factor_batch->stale[factor] = count >> STALE_AT & 1;
+    factor_batch->level[factor] = (uint16_t)(count >> LEVEL_AT);
     tchi_outcomes_forget(factor_batch, factor);
 }
 

@@ -51,12 +51,15 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
  * Muon 22, NorMuon 24. */
 #define RUN_KERNELS 24
 
-/* The number of recordings for refreshes of a factor batch. Fixed intervals repeat the same parts; adaptive ones may
- * refresh any subset. */
+/* The number of recordings for refreshes of a factor batch. Fixed intervals repeat the same parts; by drift any subset
+ * may be refreshed, and by norm only the whole is recorded. */
 static int64_t refresh_parts(const tch_optimizer *o, const tchi_factor_batch *f)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
-    if (config->numerics.world_invariant || tchi_refresh_is_adaptive(config)) {
+    if (tchi_refresh_by_norm(o, config)) {
+        return 1;
+    }
+    if (config->numerics.world_invariant || tchi_refresh_by_drift(o, config)) {
         return f->count;
     }
     int64_t parts = config->shampoo.stagger ? config->shampoo.precondition_frequency : 1;

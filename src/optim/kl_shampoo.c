@@ -33,6 +33,8 @@ static void set_defaults(tch_optim_config *c)
     c->beta1 = 0.9;
     c->beta2 = 0.95;
     c->shampoo.exponent_override = 2;
+    c->shampoo.precondition_frequency = 100;
+    c->shampoo.refresh_drift = 1.5;
     c->shampoo.merge_dims = 1;
 }
 
@@ -96,6 +98,7 @@ typedef struct kl_run {
     tchi_work work;
     void *buffer[BUFFERS]; /* of three, the last two are the same */
     bool factors_done;     /* updated before their roots were refreshed */
+    double *norms;         /* of the directions */
 } kl_run;
 
 static kl_run begin_run(tch_optimizer *o, const tchi_run *run)
@@ -158,7 +161,7 @@ static tch_status apply_run(const kl_run *r, const tch_blocks *direction)
     tch_array targets = {o->target_norms, TCH_SCALAR_F64, 1, &r->run.count, &(int64_t){1}};
     TCHI_TRY(t->matrix->fill(o->context->state, &targets, (double)r->run.block_batch->elements));
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
-    return t->update->apply(o->context->state, &update, TCH_BLOCK_CLIP_RMS, o->target_norms, o->norms, 0,
+    return t->update->apply(o->context->state, &update, TCH_BLOCK_CLIP_RMS, o->target_norms, r->norms, 0,
                             r->config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
 }
 
@@ -175,7 +178,7 @@ static tch_status finish_run(void *argument)
     void *filtered = r->buffer[r->config->beta1 != 0.0 ? 1 : 0];
     void *other = r->buffer[2];
     tch_blocks direction = {tchi_work_matrices(&r->work, filtered, r->run.count), NULL};
-    TCHI_TRY(tchi_run_precondition(o, &r->run, TCH_SIDES_ROOTS, &direction, &other, o->norms));
+    TCHI_TRY(tchi_run_precondition(o, &r->run, TCH_SIDES_ROOTS, &direction, &other, r->norms));
     return apply_run(r, &direction);
 }
 
@@ -183,22 +186,24 @@ static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 {
     kl_run r = begin_run(o, run);
     bool filters = r.config->beta1 != 0.0;
+    r.norms = tchi_refresh_norms(o, run);
     TCHI_TRY(gather_into(&r, filters ? TCH_FILTER_EMA : TCH_FILTER_NONE, r.factors_done && filters ? NULL : r.buffer[0],
                          filters ? r.buffer[1] : NULL));
-    tchi_recording_key key = tchi_run_key(o, run, 2 * filters + r.factors_done);
+    tchi_recording_key key = tchi_run_key(o, run, 4 * (r.norms != o->norms) + 2 * filters + r.factors_done);
     return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
 
 static tch_status step_kl_shampoo(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    bool refreshes = tchi_refresh_mark(o, now, group);
+    bool refreshes;
+    TCHI_TRY(tchi_refresh_mark(o, now, group, &refreshes));
     TCHI_TRY(tchi_exchange_arrive(o, now, group, TCHI_ALL_BUCKETS));
     if (refreshes) {
         TCHI_TRY(tchi_outcomes_note(o, group));
         TCHI_TRY(tchi_for_each_run(o, now, group, false, refresh_run));
-        TCHI_TRY(tchi_outcomes_ask(o, group));
     }
-    return tchi_for_each_run(o, now, group, true, step_run);
+    TCHI_TRY(tchi_for_each_run(o, now, group, true, step_run));
+    return tchi_outcomes_ask(o, group);
 }
 
 static const tchi_block_method kl_shampoo_blocks = {
@@ -207,6 +212,7 @@ static const tchi_block_method kl_shampoo_blocks = {
     .moments = name_moments,
     .has_factor = tchi_shampoo_has_factor,
     .root = square_root,
+    .refreshes_by_norm = true,
     .clock_rule = clock_rule,
     .begins = first_roots,
     .may_add_decay = true,

@@ -193,7 +193,7 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
 static size_t list_bytes(const tchi_factor_batch *f)
 {
     size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->refreshed + sizeof *f->phase +
-                  sizeof *f->block_batch + 5;
+                  sizeof *f->block_batch + sizeof *f->level + 6;
     return (size_t)f->count * each;
 }
 
@@ -204,11 +204,13 @@ static tch_status take_factor_batch_lists(tchi_factor_batch *f)
     f->refreshed = f->global_index + f->count;
     f->phase = (int32_t *)(f->refreshed + f->count);
     f->block_batch = f->phase + f->count;
-    f->refresh = (uint8_t *)(f->block_batch + f->count);
+    f->level = (uint16_t *)(f->block_batch + f->count);
+    f->refresh = (uint8_t *)(f->level + f->count);
     f->failures = f->refresh + f->count;
     f->gap = f->failures + f->count;
     f->next_gap = f->gap + f->count;
     f->unread = f->next_gap + f->count;
+    f->stale = f->unread + f->count;
     return TCH_OK;
 }
 

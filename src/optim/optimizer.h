@@ -114,16 +114,18 @@ typedef struct tchi_factor_batch {
     bool packed;           /* factors and roots, not bases, are lower triangles: see tensor_modes.h */
     bool bf16_roots;       /* roots are packed, and in bfloat16 */
     int32_t *flags;        /* on the device: status of the latest refresh of each */
-    double *drift;         /* after the flags: drift of roots or bases, for adaptive refresh */
+    double *drift;         /* after the flags: drift of bases, or norms of directions, for adaptive refresh */
     double *residuals;
     int32_t *orders; /* on the device: permutation of each basis by the latest tracking */
     /* on the host, one per factor */
     int32_t *phase;    /* the step of the interval in which it is refreshed */
     uint8_t *refresh;  /* in this step */
     uint8_t *failures; /* consecutive failed refreshes: more damping, then the eigen method */
-    uint8_t *gap;      /* adaptive: 2^gap steps to the next refresh, and 2^next_gap after it */
+    uint16_t *level;   /* by norm: the size of its block's direction after the latest refresh, 0 unknown: outcomes.c */
+    uint8_t *stale;    /* by norm: to be refreshed at the next step */
+    uint8_t *gap;      /* by drift: 2^gap steps to the next refresh, and 2^next_gap after it */
     uint8_t *next_gap;
-    uint8_t *unread;      /* the status of its latest refresh has not been read: see outcomes.c */
+    uint8_t *unread;      /* what has not been read yet: see outcomes.c */
     int32_t *block_batch; /* its block batch, and its block in that batch */
     int64_t *block;
     int64_t *global_index; /* in all ranks' factors */

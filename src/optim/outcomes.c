@@ -1,8 +1,8 @@
-/* The status of refreshes: which roots missed the tolerance, and the drift of factors from their roots or bases. It
- * stays on the device and is read before the next refresh of the same factor, which then uses more damping or the eigen
- * method, or changes its interval. The trajectory therefore depends neither on calls for statistics nor on when the
- * device finishes. */
-#include <string.h>
+/* The status of refreshes: which roots missed the tolerance, and the drift of factors from their bases. It stays on the
+ * device and is read before the next refresh of the same factor, which then uses more damping or the eigen method, or
+ * changes its interval. For refresh by norm, the norms of directions are stored in place of the drift, and read at the
+ * next step. The trajectory therefore depends neither on calls for statistics nor on when the device finishes. */
+#include <math.h>
 
 #include "core/allocator.h"
 #include "core/arith.h"
@@ -29,19 +29,58 @@ double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags
 
 /* --- effect on later refreshes ----------------------------------------------------------------------------------- */
 
-static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flags)
+static void note_status(const tch_optimizer *o, tchi_factor_batch *f, int64_t k, int32_t flag, double drift)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
+    if (flag == TCH_REPORT_OK && tchi_refresh_by_drift(o, config) && drift > 0.0) { /* 0 for a first basis */
+        f->next_gap[k] = tchi_refresh_next_gap(config, f->gap[k], drift);
+    } else if (tchi_refresh_failed(config, flag) && f->root > 0 && f->failures[k] < TCHI_MOST_FAILURES) {
+        f->failures[k]++;
+    }
+}
+
+/* The mean square of a direction in steps of 2^(1/64), above 0. */
+#define LEVELS 64.0
+static uint16_t level_of(double norm, int64_t elements)
+{
+    double level = 32768.0 + round(LEVELS * (2.0 * log2(norm) - log2((double)elements)));
+    return (uint16_t)fmin(fmax(level, 1.0), 65535.0);
+}
+
+/* Compares the norm of a block's direction, stored with factor k, to that right after the latest refresh of its roots.
+ * Stale roots let the direction grow with the gradients, or shrink; rounding and noise do so less than the limits. A
+ * direction of zeros means nothing. */
+static void note_norm(const tch_optimizer *o, tchi_factor_batch *f, int64_t k, double norm)
+{
+    const tchi_block_batch *c = tchi_block_batch_at(o, f->block_batch[k]);
+    double limit = LEVELS * log2(tchi_group_at(o, f->group)->config.shampoo.refresh_drift);
+    uint16_t level = isfinite(norm) ? level_of(norm, c->elements) : 0;
+    double change = (double)level - (double)f->level[k];
+    bool fresh = false;
+    for (int32_t j = 0; j < c->order; j++) {
+        const tchi_factor_batch *other = tchi_factor_batch_of(o, c, j);
+        fresh = fresh || (other != NULL && other->refresh[c->position[j] + f->block[k]]);
+    }
+    bool stale = level == 0 || (!fresh && (f->level[k] == 0 || change > limit || change < -limit - LEVELS));
+    for (int32_t j = 0; j < c->order && norm != 0.0; j++) {
+        if (c->factor_batch[j] >= 0) {
+            tchi_factor_batch_of(o, c, j)->stale[c->position[j] + f->block[k]] = stale;
+        }
+    }
+    f->level[k] = fresh && norm != 0.0 ? level : f->level[k];
+}
+
+static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flags)
+{
     const double *drift = (const double *)((const char *)flags + bytes_of_flags(f));
     for (int64_t k = 0; k < f->count; k++) {
-        if (!f->unread[k]) {
-            continue;
-        }
+        uint8_t unread = f->unread[k];
         f->unread[k] = 0;
-        if (flags[k] == TCH_REPORT_OK && tchi_refresh_is_adaptive(config) && drift[k] > 0.0) { /* 0 for a first basis */
-            f->next_gap[k] = tchi_refresh_next_gap(config, f->gap[k], drift[k]);
-        } else if (tchi_refresh_failed(config, flags[k]) && f->root > 0 && f->failures[k] < TCHI_MOST_FAILURES) {
-            f->failures[k]++;
+        if ((unread & TCHI_UNREAD_STATUS) != 0) {
+            note_status(o, f, k, flags[k], drift[k]);
+        }
+        if ((unread & TCHI_UNREAD_NORM) != 0) {
+            note_norm(o, f, k, drift[k]);
         }
     }
 }
@@ -50,7 +89,11 @@ static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flag
 
 static bool any_of(const uint8_t *marks, int64_t count)
 {
-    return count > 0 && memchr(marks, 1, (size_t)count) != NULL;
+    int64_t k = 0;
+    while (k < count && marks[k] == 0) {
+        k++;
+    }
+    return k < count;
 }
 
 /* Reads the status of all factors of a factor batch. Synchronizes. */
@@ -106,7 +149,7 @@ static tch_status ask_batch(tch_optimizer *o, tchi_factor_batch *f)
     const tch_backend *t = o->context->backend;
     int64_t bytes = tchi_outcome_bytes(f);
     for (int64_t k = 0; k < f->count; k++) {
-        f->unread[k] |= f->refresh[k];
+        f->unread[k] |= f->refresh[k] ? TCHI_UNREAD_STATUS : 0;
     }
     if (t->host_memory || t->device->readback_post == NULL) {
         return TCH_OK;
@@ -119,8 +162,8 @@ tch_status tchi_outcomes_ask(tch_optimizer *optimizer, int32_t group)
     const tchi_group *g = tchi_group_at(optimizer, group);
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
-        bool is_read = f->root > 0 || tchi_refresh_is_adaptive(&g->config); /* otherwise unused */
-        if (is_read && any_of(f->refresh, f->count)) {
+        bool is_read = f->root > 0 || tchi_refresh_by_drift(optimizer, &g->config); /* otherwise unused */
+        if (is_read && (any_of(f->refresh, f->count) || any_of(f->unread, f->count))) {
             TCHI_TRY(ask_batch(optimizer, f));
         }
     }

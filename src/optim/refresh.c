@@ -6,7 +6,6 @@
 #include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
-#include "linalg/inverse_root.h"
 
 #include "create.h"
 #include "method.h"
@@ -108,9 +107,34 @@ int64_t tchi_refresh_first(const tch_optim_config *config)
     return config->shampoo.start_preconditioning_step > 1 ? config->shampoo.start_preconditioning_step : 1;
 }
 
-bool tchi_refresh_is_adaptive(const tch_optim_config *config)
+bool tchi_refresh_by_norm(const tch_optimizer *optimizer, const tch_optim_config *config)
 {
-    return config->shampoo.refresh_drift > 0.0;
+    return config->shampoo.refresh_drift > 0.0 && optimizer->method->blocks->refreshes_by_norm;
+}
+
+bool tchi_refresh_by_drift(const tch_optimizer *optimizer, const tch_optim_config *config)
+{
+    return config->shampoo.refresh_drift > 0.0 && !optimizer->method->blocks->refreshes_by_norm;
+}
+
+/* The norms are stored with the factors of the first dimension that has any. */
+double *tchi_refresh_norms(tch_optimizer *optimizer, const tchi_run *run)
+{
+    const tchi_block_batch *block_batch = run->block_batch;
+    int32_t k = 0;
+    while (k < block_batch->order && block_batch->factor_batch[k] < 0) {
+        k++;
+    }
+    if (k == block_batch->order ||
+        !tchi_refresh_by_norm(optimizer, &tchi_group_at(optimizer, block_batch->group)->config)) {
+        return optimizer->norms;
+    }
+    tchi_factor_batch *f = tchi_factor_batch_of(optimizer, block_batch, k);
+    int64_t first = block_batch->position[k] + run->first;
+    for (int64_t i = first; i < first + run->count; i++) {
+        f->unread[i] |= TCHI_UNREAD_NORM;
+    }
+    return f->drift + first;
 }
 
 /* ceil(log2(number)), at least 0. */
@@ -123,29 +147,23 @@ static int32_t exponent_of(double number)
     return exponent;
 }
 
-static int32_t at_least(const tch_optim_config *config, int32_t gap)
-{
-    int32_t least = exponent_of(1.0 / config->shampoo.refresh_budget);
-    return gap > least ? gap : least;
-}
-
 /* Doubling the interval multiplies the drift by 1.3 to 3, so an interval that keeps the drift between half the limit
  * and the limit usually exists; at worst a factor alternates between two. Powers of two keep the number of distinct
  * batches, and so of recordings, small. */
 uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift)
 {
     int32_t most = exponent_of(config->shampoo.precondition_frequency);
-    int32_t now = at_least(config, gap);
-    int32_t next = now + (drift < 0.5 * config->shampoo.refresh_drift) - (drift > config->shampoo.refresh_drift);
-    next = next < 0 ? 0 : at_least(config, next);
+    int32_t next = gap + (drift < 0.5 * config->shampoo.refresh_drift) - (drift > config->shampoo.refresh_drift);
+    next = next < 0 ? 0 : next;
     return (uint8_t)(next < most ? next : most);
 }
 
-int32_t tchi_refresh_interval(const tch_optim_config *config, const tchi_factor_batch *factor_batch, int64_t factor)
+int32_t tchi_refresh_interval(const tch_optimizer *optimizer, const tchi_factor_batch *factor_batch, int64_t factor)
 {
-    int32_t exponent = at_least(config, factor_batch->gap[factor]);
-    bool whole = !tchi_refresh_is_adaptive(config) || exponent >= exponent_of(config->shampoo.precondition_frequency);
-    return whole ? config->shampoo.precondition_frequency : 1 << exponent;
+    const tch_optim_config *config = &tchi_group_at(optimizer, factor_batch->group)->config;
+    int32_t most = config->shampoo.precondition_frequency;
+    bool shorter = tchi_refresh_by_drift(optimizer, config) && factor_batch->gap[factor] < exponent_of(most);
+    return shorter ? 1 << factor_batch->gap[factor] : most;
 }
 
 static bool needs_refresh(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,
@@ -154,11 +172,11 @@ static bool needs_refresh(const tch_optimizer *o, const tchi_step *now, const tc
     const tchi_block_batch *block_batch = tchi_block_batch_at(o, f->block_batch[factor]);
     const tchi_param *p = tchi_block_param(o, tchi_block_at(o, block_batch->first + f->block[factor]));
     int64_t first = o->method->blocks->begins(config);
-    int32_t gap = tchi_refresh_interval(config, f, factor);
+    int32_t gap = tchi_refresh_interval(o, f, factor);
     if (tchi_gradient_of(o, now, p)->data == NULL || p->steps_seen < first) {
         return false;
     }
-    if (p->steps_seen == first) {
+    if (p->steps_seen == first || f->stale[factor]) {
         return true;
     }
     if (!config->shampoo.stagger) {
@@ -167,10 +185,13 @@ static bool needs_refresh(const tch_optimizer *o, const tchi_step *now, const tc
     return o->steps % gap == (int64_t)f->phase[factor] * gap / parts_of(config->shampoo.precondition_frequency);
 }
 
-bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
+tch_status tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool *any)
 {
     const tchi_group *g = tchi_group_at(optimizer, group);
-    bool any = false;
+    *any = false;
+    if (tchi_refresh_by_norm(optimizer, &g->config)) {
+        TCHI_TRY(tchi_outcomes_settle(optimizer));
+    }
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
         if (f->phases != g->config.shampoo.precondition_frequency) {
@@ -179,10 +200,11 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t g
         for (int64_t k = 0; k < f->count; k++) {
             f->refresh[k] = needs_refresh(optimizer, now, &g->config, f, k);
             f->refreshed[k] = f->refresh[k] ? optimizer->steps + 1 : f->refreshed[k];
-            any = any || f->refresh[k];
+            f->stale[k] = f->stale[k] && !f->refresh[k];
+            *any = *any || f->refresh[k];
         }
     }
-    return any;
+    return TCH_OK;
 }
 
 bool tchi_run_needs_refresh(const tch_optimizer *optimizer, const tchi_run *run)
@@ -258,7 +280,6 @@ typedef struct root_run {
     tch_optimizer *optimizer;
     tchi_factor_batch *factor_batch;
     int64_t first, count;
-    bool measured; /* compute the drift of the old roots */
     tch_root_config how;
 } root_run;
 
@@ -283,8 +304,7 @@ static tch_status compute_part(const root_run *r, int64_t first, int64_t count)
     tch_tensor residuals = tch_tensor_view(f->residuals + first, TCH_FLOAT64, 1, shape);
     tch_tensor report = tch_tensor_view(f->flags + first, TCH_INT32, 1, shape);
     residuals.device = report.device = a.device;
-    TCHI_TRY(tchi_inverse_root_measured(o->context, &a, f->root, &r->how, &x, &residuals, &report,
-                                        r->measured ? f->drift + first : NULL));
+    TCHI_TRY(tch_inverse_root(o->context, &a, f->root, &r->how, &x, &residuals, &report));
     return tchi_matrices_close(o, f, TCHI_ROOTS, first, &roots);
 }
 
@@ -298,18 +318,19 @@ static tch_status compute_roots(void *argument)
     return TCH_OK;
 }
 
-/* The eigen method synchronizes, and so does damping by eps alone: neither can be recorded. The first part of the key
- * is negative, which distinguishes it from the keys of runs. */
+/* The eigen method synchronizes, and so does damping by eps alone: neither can be recorded. Refresh by norm rarely
+ * selects the same subset twice. The first part of the key is negative, which distinguishes it from the keys of
+ * runs. */
 static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     root_run r = {.optimizer = o, .factor_batch = f, .first = first, .count = count};
-    r.measured = tchi_refresh_is_adaptive(config);
     r.how = tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[first]);
-    tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, count, (int64_t)r.how.method, r.measured,
+    tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, count, (int64_t)r.how.method,
                                tchi_recording_number(r.how.eps), tchi_recording_number(r.how.relative_eps),
                                tchi_recording_number(r.how.tolerance)}};
-    bool may = r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
+    bool repeats = count == f->count || !tchi_refresh_by_norm(o, config);
+    bool may = repeats && r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
     return may ? tchi_recorded(o->context, &o->recordings, &key, compute_roots, &r) : compute_roots(&r);
 }
 
@@ -341,7 +362,7 @@ tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group)
         status = refresh_factors(optimizer, f, 0, f->count);
     }
     tchi_workspace_restore(optimizer, before);
-    return status == TCH_OK ? tchi_outcomes_ask(optimizer, group) : status;
+    return status;
 }
 
 tch_status tchi_refresh_run_roots(tch_optimizer *optimizer, const tchi_run *run, int32_t k)

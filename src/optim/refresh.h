@@ -9,16 +9,22 @@
 /* Assigns every factor of the group a step of the interval, balancing cost. Also used by benchmarks. */
 void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
 
-/* Marks the factors of the group to refresh in this step; false if there are none. */
-bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
+/* Marks the factors of the group to refresh in this step; `any`: there are some. Adaptive refresh by norm reads the
+ * previous step's norms, so it may wait for that step. */
+tch_status tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool *any);
 
-bool tchi_refresh_is_adaptive(const tch_optim_config *config);
+/* Which adaptive refresh the group has, if any: by the norms of directions, or by the drift of bases. */
+bool tchi_refresh_by_norm(const tch_optimizer *optimizer, const tch_optim_config *config);
+bool tchi_refresh_by_drift(const tch_optimizer *optimizer, const tch_optim_config *config);
 
-/* log2 of the next refresh interval, after an interval of 2^gap at whose end a root or basis was off by `drift`. */
+/* Where the norms of the run's directions belong, for refresh by norm and to apply them. */
+double *tchi_refresh_norms(tch_optimizer *optimizer, const tchi_run *run);
+
+/* log2 of the next refresh interval, after an interval of 2^gap at whose end a basis was off by `drift`. */
 uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, double drift);
 
 /* The current refresh interval of a factor, in steps. */
-int32_t tchi_refresh_interval(const tch_optim_config *config, const tchi_factor_batch *factor_batch, int64_t factor);
+int32_t tchi_refresh_interval(const tch_optimizer *optimizer, const tchi_factor_batch *factor_batch, int64_t factor);
 
 /* Whether a factor of the run's blocks is refreshed at this step. */
 bool tchi_run_needs_refresh(const tch_optimizer *optimizer, const tchi_run *run);
@@ -34,7 +40,7 @@ static inline bool tchi_refresh_failed(const tch_optim_config *config, int32_t r
 tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_factor_batch *factor_batch,
                                  double relative_eps, int failures);
 
-/* Computes the roots of all marked factors. */
+/* Computes the roots of all marked factors; tchi_outcomes_ask follows. */
 tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group);
 
 /* The same for a run's factors along dimension k, for methods whose next factor depends on those roots. Call it between
@@ -50,6 +56,9 @@ void tchi_workspace_restore(const tch_optimizer *optimizer, int64_t before);
 
 /* --- outcomes.c -------------------------------------------------------------------------------------------------- */
 
+/* Bits of tchi_factor_batch.unread: the status of a refresh, and the norm of a direction. */
+enum { TCHI_UNREAD_STATUS = 1, TCHI_UNREAD_NORM = 2 };
+
 /* Bytes of the status of a factor batch, which begins with the flags; and the position of the drift. */
 int64_t tchi_outcome_bytes(const tchi_factor_batch *factor_batch);
 double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags);
@@ -57,7 +66,7 @@ double *tchi_outcome_drift(const tchi_factor_batch *factor_batch, int32_t *flags
 /* Reads the status of the latest refresh of the factors to be refreshed. May wait for the previous step's refresh. */
 tch_status tchi_outcomes_note(tch_optimizer *optimizer, int32_t group);
 
-/* After a refresh: queues the copy of its status to the host. */
+/* At the end of a step: queues the copy of the status of its refreshes, and of its norms, to the host. */
 tch_status tchi_outcomes_ask(tch_optimizer *optimizer, int32_t group);
 
 /* Reads all pending statuses, for checkpoints. Synchronizes. */
@@ -70,9 +79,9 @@ void tchi_outcomes_forget(tchi_factor_batch *factor_batch, int64_t factor);
 
 #define TCHI_MOST_FAILURES 2 /* failed refreshes that change the configuration: see refresh.c */
 
-/* A factor's failures and adaptive interval as one number, and whether a number is valid. Files of earlier versions
- * contain failures only. */
-#define TCHI_MOST_FACTOR_COUNT 0xFFF
+/* A factor's failures and adaptive schedule as one number, and whether a number is valid. Files of earlier versions
+ * contain failures only, or failures and intervals. */
+#define TCHI_MOST_FACTOR_COUNT 0x1FFFFFFF
 int64_t tchi_factor_count(const tchi_factor_batch *factor_batch, int64_t factor);
 bool tchi_is_factor_count(int64_t count);
 void tchi_factor_resume(tchi_factor_batch *factor_batch, int64_t factor, int64_t count);

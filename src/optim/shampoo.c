@@ -32,7 +32,7 @@ static void set_shampoo_defaults(tch_optim_config *c)
     c->eps = 1e-12;
     c->shampoo.grafting = TCH_GRAFTING_ADAM;
     c->shampoo.precondition_frequency = 100;
-    c->shampoo.refresh_drift = 10.0;
+    c->shampoo.refresh_drift = 1.5;
     c->shampoo.merge_dims = 1;
 }
 
@@ -109,6 +109,7 @@ typedef struct shampoo_run {
     tch_blocks gradient, direction; /* G, and F or D; the same if beta1 is 0 */
     bool factors_done;              /* updated before their roots were refreshed */
     bool has_roots;                 /* the direction is P, not D */
+    double *norms;                  /* of P; NULL: not needed */
 } shampoo_run;
 
 static shampoo_run begin_run(tch_optimizer *o, const tchi_run *run)
@@ -202,8 +203,7 @@ static tch_status precondition_run(const shampoo_run *r, tch_blocks *direction)
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "precondition");
     void *other = r->config->beta1 != 0.0 ? r->buffer[0] : r->buffer[2];
-    return tchi_run_precondition(o, &r->run, TCH_SIDES_ROOTS, direction, &other,
-                                 r->config->shampoo.grafting != TCH_GRAFTING_NONE ? o->norms : NULL);
+    return tchi_run_precondition(o, &r->run, TCH_SIDES_ROOTS, direction, &other, r->norms);
 }
 
 static tch_status apply_run(const shampoo_run *r, const tch_blocks *direction)
@@ -213,7 +213,7 @@ static tch_status apply_run(const shampoo_run *r, const tch_blocks *direction)
     bool grafts = r->has_roots && r->config->shampoo.grafting != TCH_GRAFTING_NONE;
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
     return o->context->backend->update->apply(o->context->state, &update, grafts ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS,
-                                              o->target_norms, o->norms, r->config->nesterov,
+                                              o->target_norms, r->norms, r->config->nesterov,
                                               r->config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
 }
 
@@ -235,9 +235,11 @@ static tch_status finish_run(void *argument)
 static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 {
     shampoo_run r = begin_run(o, run);
+    bool by_norm = r.has_roots && tchi_refresh_by_norm(o, r.config);
+    r.norms = by_norm ? tchi_refresh_norms(o, run) : r.config->shampoo.grafting != TCH_GRAFTING_NONE ? o->norms : NULL;
     TCHI_TRY(gather_run(&r));
-    int64_t variant =
-        8 * (int64_t)r.direction.matrices.type + 4 * (r.config->beta1 != 0.0) + 2 * r.has_roots + r.factors_done;
+    int64_t variant = 16 * (int64_t)r.direction.matrices.type + 8 * by_norm + 4 * (r.config->beta1 != 0.0) +
+                      2 * r.has_roots + r.factors_done;
     tchi_recording_key key = tchi_run_key(o, run, variant);
     return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
@@ -245,13 +247,15 @@ static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 /* Other ranks refresh other factors in the same step, so all gradients must arrive first. */
 static tch_status step_shampoo(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    bool refreshes = tchi_refresh_mark(o, now, group);
+    bool refreshes;
+    TCHI_TRY(tchi_refresh_mark(o, now, group, &refreshes));
     TCHI_TRY(tchi_exchange_arrive(o, now, group, TCHI_ALL_BUCKETS));
     if (refreshes) {
         TCHI_TRY(tchi_for_each_run(o, now, group, false, update_factors_to_refresh));
         TCHI_TRY(tchi_refresh_roots(o, group));
     }
-    return tchi_for_each_run(o, now, group, true, step_run);
+    TCHI_TRY(tchi_for_each_run(o, now, group, true, step_run));
+    return tchi_outcomes_ask(o, group);
 }
 
 static const tchi_block_method shampoo_blocks = {
@@ -260,6 +264,7 @@ static const tchi_block_method shampoo_blocks = {
     .moments = name_moments,
     .has_factor = tchi_shampoo_has_factor,
     .root = root_of,
+    .refreshes_by_norm = true,
     .clock_rule = clock_rule,
     .begins = tchi_refresh_first,
     .may_add_decay = true,

@@ -307,7 +307,7 @@ static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f)
             end++;
         }
         r.count = end - first;
-        r.measured = tchi_refresh_is_adaptive(&tchi_group_at(o, f->group)->config);
+        r.measured = tchi_refresh_by_drift(o, &tchi_group_at(o, f->group)->config);
         o->refreshes += r.count;
         if (r.count > 0) {
             tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, r.count, r.measured}};
@@ -449,7 +449,8 @@ static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 
 static tch_status step_soap(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    bool refreshes = tchi_refresh_mark(o, now, group);
+    bool refreshes;
+    TCHI_TRY(tchi_refresh_mark(o, now, group, &refreshes));
     int64_t before = tchi_workspace_hold(o);
     tch_status status = tchi_for_each_run(o, now, group, true, step_run);
     if (status == TCH_OK && refreshes) {

@@ -310,6 +310,7 @@ static const trial_option soap_options[] = {
 };
 
 #define ROOT(k) SET(shampoo.exponent_override, k), SET(numerics.damping, 1e-2), SET(lr, 0.01)
+#define ADAPTIVE SET(shampoo.refresh_drift, 1.2), SET(shampoo.precondition_frequency, 9), SET(beta2, 0.95)
 #define METHOD(name, error)                                                                                            \
     SET(numerics.method, TCH_ROOT_##name), SET(shampoo.max_preconditioner_dim, 24), SET(numerics.tolerance, error)
 
@@ -331,6 +332,9 @@ static const struct special_case {
      {"merged", {SET(shampoo.max_preconditioner_dim, 64), SET(shampoo.merge_dims, 1)}},
      0.0,
      SHAPES(merged)},
+    {TCH_OPTIM_SHAMPOO, {"adaptive", {ADAPTIVE}}, EXACT, 0, NULL},
+    {TCH_OPTIM_SHAMPOO, {"adaptive, grafted", {ADAPTIVE, SET(shampoo.grafting, TCH_GRAFTING_ADAM)}}, EXACT, 0, NULL},
+    {TCH_OPTIM_KL_SHAMPOO, {"adaptive", {ADAPTIVE}}, 10.0 * EXACT, 0, NULL},
     {TCH_OPTIM_SHAMPOO, {"inverses", {ROOT(1)}}, EXACT, 0, NULL},
     {TCH_OPTIM_SHAMPOO, {"square roots", {ROOT(2)}}, EXACT, 0, NULL},
     {TCH_OPTIM_SHAMPOO, {"third roots", {ROOT(3)}}, EXACT, 0, NULL},

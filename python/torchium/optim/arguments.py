@@ -165,7 +165,6 @@ class _Preconditioned(Matrices, total=False):
     merge_dims: bool
     precondition_1d: bool
     refresh_drift: float | None
-    refresh_budget: float
     stagger: bool
     packed_factors: bool
 

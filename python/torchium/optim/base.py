@@ -687,6 +687,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         for group in groups:
             for name in _RENAMED.keys() & group.keys() - {option.name for option in self._options}:
                 group.setdefault(_RENAMED[name], group.pop(name))
+            group.pop("refresh_budget", None)  # of an earlier version
             of_another = "adamw_lr" not in group
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

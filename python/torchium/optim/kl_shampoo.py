@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .arguments import AdamWArguments, KLShampooOptions, MemoryArguments, NumericsArguments
-from .options import ADAMW, COMMON, Option, Options, dtype_name, number, pair, same
+from .options import ADAMW, COMMON, Option, Options, drift, dtype_name, number, pair, period, same
 from .second_order import SecondOrder
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class KLShampoo(SecondOrder):
         R <- beta2 R + (1 - beta2) / m (X_L G)'(X_L G),   X_R = (R + damping)^(-1/2)
         P  = X_L F X_R;  p <- (1 - lr weight_decay) p - lr P min(1, 1 / rms(P))
 
-    Factors are updated at every step, roots every `precondition_frequency` steps, staggered. Vectors and scalars get
-    AdamW.
+    Factors are updated at every step, roots adaptively or every `precondition_frequency` steps, staggered. Vectors and
+    scalars get AdamW.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
@@ -35,7 +35,7 @@ class KLShampoo(SecondOrder):
         betas: decay rates of the filtered gradient (0: none) and of the factors.
         eps: absolute damping, where it exceeds `numerics.damping` times the largest eigenvalue of a factor.
         weight_decay: decoupled, or of `weight_decay_type`.
-        precondition_frequency: steps between two refreshes of a root.
+        precondition_frequency: steps between two refreshes of a root; None refreshes adaptively, at least every 100.
         max_preconditioner_dim: larger dimensions are split into blocks of at most this size.
         use_bias_correction: of both averages.
         options: also any key of a parameter group:
@@ -43,8 +43,7 @@ class KLShampoo(SecondOrder):
             - `weight_decay_type`: 'decoupled', or 'l2', added to the gradient;
             - `merge_dims=True`: merge small neighboring dimensions, as those of a convolution;
             - `precondition_1d=False`: precondition vectors;
-            - `refresh_drift=0.0`: above 0, refresh adaptively, as `Shampoo` does;
-            - `refresh_budget=1.0`: largest share of all roots that one step refreshes adaptively;
+            - `refresh_drift`: as in `Shampoo`;
             - `stagger=True`: spread the refreshes over the steps of an interval.
 
     Examples:
@@ -60,9 +59,9 @@ class KLShampoo(SecondOrder):
         *same("eps", "relative_eps", convert=number),
         *same("root_dtype", convert=dtype_name),
         *same(weight_decay_type="decoupled"),
-        *same("max_preconditioner_dim", "precondition_frequency", struct="shampoo"),
-        *same(struct="shampoo", merge_dims=True, precondition_1d=False, stagger=True),
-        *same(struct="shampoo", convert=number, refresh_drift=0.0, refresh_budget=1.0),
+        *same("max_preconditioner_dim", struct="shampoo", merge_dims=True, precondition_1d=False, stagger=True),
+        *same("precondition_frequency", struct="shampoo", convert=period),
+        *same("refresh_drift", struct="shampoo", convert=drift(1.5)),
         *ADAMW,
         *COMMON,
     )
@@ -75,7 +74,7 @@ class KLShampoo(SecondOrder):
         eps: float = 0.0,
         weight_decay: float = 0,
         *,
-        precondition_frequency: int = 1,
+        precondition_frequency: int | None = None,
         max_preconditioner_dim: int = 1024,
         use_bias_correction: bool = True,
         adamw: AdamWArguments | Mapping[str, Any] | None = None,

@@ -49,11 +49,8 @@ class Shampoo(SecondOrder):
             - `start_preconditioning_step=-1`: use only the grafted method before this step;
             - `grafting_beta2=0.999`, `grafting_eps=1e-8`: of the grafted method;
             - `exponent_override=0`: the root, if not twice the number of dimensions: 1, 2, 3, 4, 6 or 8;
-            - `refresh_drift`: target residual of the old root with the new factor at an adaptive refresh. The interval
-              starts at 1, doubles if the residual is less than half of this and halves if it is more. None means
-              10 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
-              `precondition_frequency` is the longest interval;
-            - `refresh_budget=1.0`: largest share of all roots that one step refreshes adaptively;
+            - `refresh_drift`: growth of the mean square of a block's direction at which its roots are refreshed. None
+              means 1.5 without `precondition_frequency`, and 0, a fixed interval, with it;
             - `stagger=True`: spread the refreshes over the steps of an interval.
 
     Examples:
@@ -72,8 +69,8 @@ class Shampoo(SecondOrder):
         *same("max_preconditioner_dim", struct="shampoo", merge_dims=True, precondition_1d=False, stagger=True),
         *same(struct="shampoo", start_preconditioning_step=-1, exponent_override=0),
         *same("precondition_frequency", struct="shampoo", convert=period),
-        *same("refresh_drift", struct="shampoo", convert=drift(10.0)),
-        *same(struct="shampoo", convert=number, refresh_budget=1.0, grafting_beta2=0.999, grafting_eps=1e-8),
+        *same("refresh_drift", struct="shampoo", convert=drift(1.5)),
+        *same(struct="shampoo", convert=number, grafting_beta2=0.999, grafting_eps=1e-8),
         *same("grafting", struct="shampoo", convert=or_else("none")),
         *ADAMW,
         *COMMON,

@@ -48,7 +48,6 @@ class SOAP(SecondOrder):
               starts at 1, doubles if it is less than half of this and halves if it is more. None means
               2.5 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
               `precondition_frequency` is the longest interval;
-            - `refresh_budget=1.0`: largest share of all bases that one step refreshes adaptively;
             - `stagger=True`: spread the refreshes over the steps of an interval; the reference has False.
 
     Examples:
@@ -65,7 +64,6 @@ class SOAP(SecondOrder):
         *same("max_preconditioner_dim", struct="shampoo", merge_dims=False, precondition_1d=False, stagger=True),
         *same("precondition_frequency", struct="shampoo", convert=period),
         *same("refresh_drift", struct="shampoo", convert=drift(2.5)),
-        *same(struct="shampoo", convert=number, refresh_budget=1.0),
         *same(struct="soap", block=False, normalize_grads=False),
         *same("shampoo_beta", struct="soap", convert=number),
         *ADAMW,

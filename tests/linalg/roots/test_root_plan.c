@@ -8,7 +8,6 @@
 #include "support/testing.h"
 
 #include "core/context.h"
-#include "linalg/inverse_root.h"
 #include "linalg/root_plan.h"
 
 static void gpu_rates(void *state, tch_product_rates *rates)
@@ -170,49 +169,6 @@ TEST(errors_are_seen_wherever_they_sit)
         wrong.error = 0.9e-3;
         report = wrong.place <= SMALLEST ? report_of(*state, values) : TCH_REPORT_OK;
         CHECK(report == TCH_REPORT_OK, "0.9 of what is allowed is reported as %g", report);
-    }
-}
-
-/* Of the roots that `out` held, against the matrices that have become of theirs; a root of zeros is off by 1. */
-TEST(drift_is_measured)
-{
-    static const int32_t roots[] = {1, 2, 3, 4, 8};
-    const int64_t shape[] = {SIZE, SIZE};
-    tch_context *context = *state;
-    const tch_device_ops *device = context->backend->device;
-    for (int i = 0; i < 5; i++) {
-        test_random random = test_random_stream(4200 + (uint64_t)i);
-        test_tensor *a = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
-        test_tensor *x = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
-        double *old = test_alloc(SIZE * SIZE * sizeof *old);
-        double *values = test_alloc(SIZE * SIZE * sizeof *values);
-        double *vectors = test_alloc(SIZE * SIZE * sizeof *vectors);
-        double drift;
-        void *memory;
-        tch_root_config how = TCH_ROOT_CONFIG_INIT;
-        how.relative_eps = 1e-4;
-        how.exact_residual = 1;
-        CHECK_OK(device->allocate(context->state, sizeof drift, &memory));
-        memset(old, 0, SIZE * SIZE * sizeof *old);
-        test_tensor_write(x, old);
-        for (int step = 0; step < 3; step++) {
-            double spectrum[SIZE];
-            for (int k = 0; k < SIZE; k++) {
-                spectrum[k] = fabs(test_random_normal(&random));
-            }
-            ref_symmetric(&random, SIZE, spectrum, values);
-            test_tensor_write(a, values);
-            test_case("root %d, matrix %d", roots[i], step);
-            CHECK_OK(tchi_inverse_root_measured(context, &a->tensor, roots[i], &how, &x->tensor, NULL, NULL, memory));
-            CHECK_OK(device->copy_bytes(context->state, &drift, memory, sizeof drift, TCH_COPY_TO_HOST));
-            double w[SIZE];
-            ref_eigh(SIZE, values, w, vectors);
-            double exact =
-                step == 0 ? 1.0 : ref_root_residual(SIZE, roots[i], values, how.relative_eps * w[SIZE - 1], old);
-            CHECK(fabs(drift - exact) <= 1e-6 * exact, "a drift of %.12g, expected %.12g", drift, exact);
-            memcpy(old, test_tensor_read(x), SIZE * SIZE * sizeof *old);
-        }
-        device->release(context->state, memory, sizeof drift);
     }
 }
 

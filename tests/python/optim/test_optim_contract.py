@@ -34,8 +34,8 @@ DEFAULTS = {
         "maximize": False,
     },
     "kl_shampoo": {
-        "lr": 3e-3, "betas": (0.9, 0.95), "eps": 0.0, "relative_eps": 1e-6, "precondition_frequency": 1,
-        "weight_decay": 0.0, "weight_decay_type": "decoupled", "max_preconditioner_dim": 1024, "refresh_drift": 0.0,
+        "lr": 3e-3, "betas": (0.9, 0.95), "eps": 0.0, "relative_eps": 1e-6, "precondition_frequency": None,
+        "weight_decay": 0.0, "weight_decay_type": "decoupled", "max_preconditioner_dim": 1024, "refresh_drift": None,
         "use_bias_correction": True, "merge_dims": True, "precondition_1d": False, "maximize": False,
     },
     "muon": {

@@ -20,6 +20,7 @@ static inline tch_optim_config test_optim_defaults(tch_optim_kind kind)
         config.shampoo.grafting = TCH_GRAFTING_NONE;
     }
     if (kind == TCH_OPTIM_KL_SHAMPOO) {
+        config.shampoo.precondition_frequency = 1;
         config.numerics.damping = 1e-3;
         config.numerics.method = TCH_ROOT_EIGEN;
     }

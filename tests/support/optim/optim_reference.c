@@ -109,6 +109,7 @@ static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t 
 static void make_block(ref_optim *r, const tch_optim_config *config, int64_t width, int64_t number, ref_block *b)
 {
     memset(b, 0, sizeof *b);
+    b->level = NAN;
     b->count = 1;
     for (int32_t k = r->order - 1; k >= 0; k--) {
         int64_t blocks = (r->dims[k] + width - 1) / width;
@@ -328,7 +329,19 @@ static int64_t first_refresh(const tch_optim_config *c)
 static bool is_due(const tch_optim_config *c, const ref_block *b, int32_t k, int64_t since)
 {
     bool told = c->shampoo.stagger && c->shampoo.precondition_frequency > 1;
-    return told ? b->due[k] : since % c->shampoo.precondition_frequency == 0;
+    return b->stale || (told ? b->due[k] : since % c->shampoo.precondition_frequency == 0);
+}
+
+/* The rule of adaptive refresh, from the direction before grafting or clipping. */
+static void judge_roots(const tch_optim_config *c, ref_block *b, const double *direction)
+{
+    double norm = ref_norm(b->count, direction);
+    double level = round(64.0 * log2(norm * norm / (double)b->count));
+    double limit = 64.0 * log2(c->shampoo.refresh_drift);
+    bool judged = c->shampoo.refresh_drift > 0.0 && norm > 0.0;
+    b->stale = judged && !b->refreshed && !(level - b->level <= limit && level - b->level >= -limit - 64.0);
+    b->level = judged && b->refreshed ? level : b->level;
+    b->refreshed = false;
 }
 
 static void refresh_roots(ref_optim *r, const tch_optim_config *c, ref_block *b)
@@ -337,6 +350,7 @@ static void refresh_roots(ref_optim *r, const tch_optim_config *c, ref_block *b)
     for (int32_t k = 0; k < r->order && since >= 0; k++) {
         if (b->factor[k] != NULL && is_due(c, b, k, since)) {
             take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
+            b->refreshed = true;
         }
     }
 }
@@ -368,6 +382,7 @@ static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, 
         memcpy(f, d, (size_t)b->count * sizeof *f);
     } else {
         multiply_all(r, b, false, f);
+        judge_roots(c, b, f);
         double norm = ref_norm(b->count, f);
         double scale = norm > 0.0 ? ref_norm(b->count, d) / norm : 0.0;
         for (int64_t e = 0; e < b->count && c->shampoo.grafting != TCH_GRAFTING_NONE; e++) {
@@ -431,6 +446,7 @@ static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_
     update_factor(r, b, k, u, weight / others, c->use_bias_correction ? 1.0 - weight : c->beta2);
     bool zero = ref_norm(b->size[k] * b->size[k], b->factor[k]) == 0.0;
     if (is_due(c, b, k, r->step - 1) || r->step == 1) {
+        b->refreshed = true;
         if (!zero || c->eps > 0.0) {
             take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
         }
@@ -452,6 +468,7 @@ static void step_kl_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *
         g[e] = b->average[e] / correction;
     }
     multiply_all(r, b, false, g);
+    judge_roots(c, b, g);
     double rms = ref_norm(b->count, g) / sqrt((double)b->count);
     for (int64_t e = 0; e < b->count; e++) {
         g[e] /= fmax(rms, 1.0);

@@ -19,6 +19,8 @@ typedef struct ref_block {
     double *factor[REF_MAX_ORDER];               /* size by size; NULL where the dimension has none */
     double *root[REF_MAX_ORDER];                 /* Shampoo: the inverse root. SOAP: the basis, in its columns */
     bool due[REF_MAX_ORDER];                     /* with staggered refreshes: set by the caller before a step */
+    bool refreshed, stale;                       /* adaptive: roots in this step; to be refreshed in the next */
+    double level;                                /* 64 log2 of the direction's mean square after the latest refresh */
 } ref_block;
 
 /* Whether a kind has blocks, and leaves the rest to AdamW; and whether it orthogonalizes them, on a GPU in bfloat16. */

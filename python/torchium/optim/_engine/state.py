@@ -49,7 +49,8 @@ _OPTIONS_OF = {
 }
 _STATE_OF = {"root": "shampoo", "basis": "soap"}
 MOST_STEPS = 2**53  # clocks are float64: above it a step and the next are the same
-_MOST_FACTOR_COUNT = 0xFFF  # of a factor: failed refreshes, 0 to 2, in two bits, then two gaps of five bits, up to 30
+# Of a factor: failed refreshes, 0 to 2, in two bits, two gaps of five bits, up to 30, staleness and level in 17.
+_MOST_FACTOR_COUNT = 0x1FFFFFFF
 _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
 _NAMES |= {f"{name}_scale" for name in SCALED}
 # Of blocks, with their numbers; and the moments and master copies of tiles, which one rank of a group owns.
@@ -128,7 +129,7 @@ def check(label: str, views: Mapping[str, torch.Tensor], saved: Mapping[str, Any
 
 def _check_factors(what: str, counts: list[int]) -> None:
     for count in counts:
-        if count & 3 > 2 or count >> 2 & 31 > 30 or count >> 7 > 30:
+        if count & 3 > 2 or count >> 2 & 31 > 30 or count >> 7 & 31 > 30:
             raise ValueError(f"{what} has {count} for a factor: its failures are beyond 2, or its gaps beyond 30")
 
 
