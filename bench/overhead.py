@@ -33,6 +33,7 @@ STEPS = {
     "sgd": {"momentum": 0.9},
     "adamw": {},
     "shampoo": {"precondition_frequency": NEVER},
+    "kl_shampoo": {"precondition_frequency": NEVER},
     "soap": {"precondition_frequency": NEVER},
     "muon": {},
 }

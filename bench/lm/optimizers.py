@@ -51,6 +51,7 @@ def ours(kind, **options):
 
 MUON = {"adjust_lr_fn": "match_rms_adamw"}
 SHAMPOO = {"betas": BETAS, "eps": 0.0, "max_preconditioner_dim": WHOLE, "grafting": "adam", "grafting_beta2": BETAS[1]}
+KL_SHAMPOO = {"betas": BETAS, "max_preconditioner_dim": WHOLE}
 SOAP = {"betas": (0.95, 0.95), "max_preconditioner_dim": WHOLE}
 
 
@@ -108,6 +109,7 @@ ENTRIES = {
     "shampoo-period": Entry(
         f"Shampoo, roots every {PERIOD} steps", ours("Shampoo", precondition_frequency=PERIOD, **SHAMPOO), "shampoo"
     ),
+    "kl_shampoo": Entry("KL-Shampoo", ours("KLShampoo", **KL_SHAMPOO), "kl_shampoo"),
     "soap": Entry("SOAP", ours("SOAP", **SOAP), "soap"),
     "soap-period": Entry(
         f"SOAP, bases every {PERIOD} steps", ours("SOAP", precondition_frequency=PERIOD, **SOAP), "soap"
@@ -143,6 +145,7 @@ METHODS = {
     "muon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "muon", (12e-3, 6e-3)),
     "normuon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "normuon", (12e-3, 6e-3)),
     "shampoo": Method((2e-3, 4e-3, 8e-3), (2e-3, 6e-3), "shampoo", (4e-3, 6e-3)),
+    "kl_shampoo": Method((2e-3, 4e-3, 8e-3), (2e-3, 6e-3), "kl_shampoo", (4e-3, 6e-3)),
     "soap": Method((1e-3, 2e-3, 4e-3), (2e-3, 6e-3), "soap", (2e-3, 6e-3)),
 }
 

@@ -10,7 +10,7 @@
  *     }
  *
  * Parameters are updated in place. They stay the caller's, on the context's device, float32, float64, float16 or
- * bfloat16, in any dense layout (row-major, channels last, transposed). Shampoo, SOAP, Muon and NorMuon take the
+ * bfloat16, in any dense layout (row-major, channels last, transposed). The second-order methods take the
  * parameters with at least two dimensions larger than 1; AdamW updates the others, in the same optimizer.
  *
  * A step never synchronizes, allocates nothing after warm-up, and can be captured in a CUDA graph. Results are bitwise
@@ -90,15 +90,15 @@ typedef enum tch_state_dtype {
 } tch_state_dtype;
 
 /* The configuration of a parameter group. Start from tch_optim_defaults and change what you need; each kind reads the
- * fields that name it. Fields are called as in Python, and grouped as there. Those marked (step) may change between
- * steps. */
+ * fields that name it, and KL-Shampoo those of Shampoo except momentum, nesterov and those marked as Shampoo only.
+ * Fields are named and grouped as in Python. Those marked (step) may change between steps. */
 typedef struct tch_optim_config {
     size_t struct_size;
     tch_optim_kind kind;
 
     double lr;                               /* (step) */
     double weight_decay;                     /* (step) */
-    tch_weight_decay_type weight_decay_type; /* AdamW, Shampoo, SOAP. SGD is always L2; Muon, NorMuon, Lion decoupled */
+    tch_weight_decay_type weight_decay_type; /* AdamW, Shampoo, SOAP. SGD: always L2; Muon, NorMuon, Lion: decoupled */
     int32_t maximize;
     /* (step) Decay rates. AdamW, SOAP: of the moments. Shampoo: of the filtered gradient (0: no filter) and the factors
      * (1: their sum). Lion: of the average in the direction and the stored one. NorMuon: beta2, of the row moments */
@@ -111,7 +111,7 @@ typedef struct tch_optim_config {
     int32_t use_bias_correction; /* Shampoo, SOAP; AdamW always does */
     int32_t amsgrad;             /* AdamW */
 
-    /* AdamW for the parameters that Shampoo, SOAP, Muon and NorMuon do not precondition */
+    /* AdamW for the parameters that the methods below do not precondition */
     struct {
         double lr;      /* (step) AdamW uses adamw.lr lr / adamw.base_lr, so that it follows a schedule of lr. 0: lr
                            itself, or 0.3 lr for Muon and NorMuon unless adjust_lr_fn is MATCH_RMS_ADAMW; the group's
@@ -123,7 +123,7 @@ typedef struct tch_optim_config {
         double weight_decay; /* (step) -1: the weight_decay above */
     } adamw;
 
-    /* Shampoo, and SOAP, which runs Adam in the eigenbasis of Shampoo's factors */
+    /* Shampoo, KL-Shampoo, and SOAP, which runs Adam in the eigenbasis of Shampoo's factors */
     struct {
         int64_t max_preconditioner_dim; /* Shampoo, and SOAP with soap.block: larger dimensions are split into blocks of
                                            at most this size. SOAP otherwise: a larger dimension has no factor. Neither
@@ -194,7 +194,7 @@ typedef struct tch_parameter {
     tch_tensor *tensor; /* updated in place; the description is copied, the memory is not */
     const char *name;   /* for state, messages and checkpoints; copied. NULL: "parameterN" */
     int32_t use_adamw;  /* 1: AdamW updates it, whatever its shape, as for embeddings */
-    /* Several matrices in one contiguous tensor, which Shampoo, SOAP, Muon and NorMuon update as separate parameters */
+    /* Several matrices in one contiguous tensor, which the second-order methods update as separate parameters */
     int32_t batch_dims;  /* leading batch dimensions: 1 for experts, [E, m, n] */
     int32_t cut_count;   /* pieces of the next dimension, or 0 */
     const int64_t *cuts; /* their rows, as Q, K and V in one weight, or heads; they sum to its size. Copied */
@@ -256,8 +256,8 @@ TCH_BEGIN_DECLS
 /* The defaults of a kind; those of SGD for an invalid kind. */
 TCH_API tch_optim_config tch_optim_defaults(tch_optim_kind kind);
 
-/* "sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"; NULL for an invalid kind. The inverse returns -1 for an
- * unknown name. */
+/* "sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon", "kl_shampoo"; NULL for an invalid kind. The inverse
+ * returns -1 for an unknown name. */
 TCH_API const char *tch_optim_kind_name(tch_optim_kind kind);
 TCH_API int32_t tch_optim_kind_parse(const char *name);
 

@@ -31,7 +31,8 @@ KEYS = {"params": "use_adamw", "budget": "memory_budget", "damping": "relative_e
 BASE = "TorchiumOptimizer"
 # Where the guides have the formula and the state of a class.
 GUIDES = {"MatrixOptimizer": "writing-an-optimizer.md", "KFAC": "../kfac.md"} | {
-    name: f"optimizers.md#{name.lower()}" for name in ("Shampoo", "SOAP", "Muon", "NorMuon", "Lion", "AdamW", "SGD")
+    name: f"optimizers.md#{name.lower()}"
+    for name in ("Shampoo", "KLShampoo", "SOAP", "Muon", "NorMuon", "Lion", "AdamW", "SGD")
 }
 
 

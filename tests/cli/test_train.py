@@ -27,7 +27,7 @@ from test_cli import DEVICE, PLAIN, SKIPPED, run_on_terminal
 SMALL = ["--samples", "500", "--hidden", "24,16", "--batch", "32", "--device", DEVICE]
 LONG = ["--schedule", "constant", "--steps", "1000000", "--log-every", "5"]
 COLORS = ("red", "green", "blue")
-ALL = "shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd"
+ALL = "shampoo,kl_shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd"
 
 
 def run(*arguments, **keywords):
@@ -231,7 +231,7 @@ class Training(Case):
 
 class Autoencoder(Case):
     TASK = ("--task", "autoencode", "--samples", "500", "--hidden", "24,6,24", "--batch", "50", "--device", DEVICE)
-    ALL = "shampoo,soap,muon,normuon,adamw,lion,sgd"
+    ALL = "shampoo,kl_shampoo,soap,muon,normuon,adamw,lion,sgd"
 
     def test_every_optimizer_reproduces_the_digits(self):
         *points, summary = self.train(*self.TASK, "--steps", "60", "--warmup", "0", "--optimizer", self.ALL)
@@ -267,8 +267,8 @@ class Autoencoder(Case):
     def test_curvature_pays(self):
         """Steps to the loss that AdamW ends with, at the default rates; docs/training.md has larger runs."""
         *_, summary = self.train("--task", "autoencode", "--samples", "2000", "--steps", "150", "--device", DEVICE,
-                                 "--optimizer", "shampoo,soap,muon,adamw")  # fmt: skip
-        for result in summary["runs"][:3]:
+                                 "--threads", "1", "--optimizer", "shampoo,kl_shampoo,soap,muon,adamw")  # fmt: skip
+        for result in summary["runs"][:4]:
             self.assertLessEqual(result["baseline_steps"], 75, result)
 
 

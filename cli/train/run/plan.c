@@ -44,6 +44,7 @@ static void suit_curvature(tch_optim_config *config)
 /* All methods, with their default learning rates. */
 static const train_method known_methods[TRAIN_METHODS] = {
     {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, 0.02, suit_period, false},
+    {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, TRAIN_PLAIN, 0.03, 0.04, suit_period, false},
     {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01, 0.02, suit_period, false},
     {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02, 0.04, suit_muon, true},
     {"normuon", TCH_OPTIM_NORMUON, TRAIN_PLAIN, 0.01, 0.04, NULL, true},
@@ -97,7 +98,7 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
          "classify or autoencode; below, defaults of the latter come second (classify)"},
         {"--seed", "N", OPTION_INTEGER, &plan->seed, 0, 9e18, "random seed of digits, weights and order (0)"},
         {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0,
-         "shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd (shampoo,adamw)"},
+         "shampoo,kl_shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd (shampoo,adamw)"},
         {"--lr", "X", OPTION_TEXT, &plan->lr, 0, 0, "learning rate, or rates: shampoo=0.01,adamw=0.003"},
         {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "learning rate: constant or cosine (cosine)"},
         {"--warmup", "N", OPTION_INTEGER, &plan->warmup, 0, 1e9, "warm-up steps (0 or 50)"},
@@ -109,8 +110,8 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, MOST_STEPS, "steps for each optimizer (150 or 500)"},
         {"--epochs", "N", OPTION_INTEGER, &plan->epochs, 1, 1e9, "the same in epochs"},
         {"--precondition-frequency", "N", OPTION_INTEGER, &plan->precondition_frequency, 1, 1e9,
-         "shampoo, soap, kfac: steps between refreshes (10)"},
-        {"--block", "N", OPTION_INTEGER, &plan->block, 1, 1e6, "shampoo, soap: largest block with factors"},
+         "shampoo, kl_shampoo, soap, kfac: steps between refreshes (10)"},
+        {"--block", "N", OPTION_INTEGER, &plan->block, 1, 1e6, "shampoo, kl_shampoo, soap: largest block with factors"},
         {"--damping", "X", OPTION_REAL, &plan->damping, 1e-12, 1e6, "kfac, ekfac, natural: damping"},
         {"--kl-clip", "X", OPTION_REAL, &plan->kl_clip, 0, 1e6, "kfac, ekfac: bound on a step's change; 0 for none"},
         {"--fisher", "LABELS", OPTION_TEXT, &plan->fisher, 0, 0, "kfac, ekfac: sampled or empirical (sampled)"},

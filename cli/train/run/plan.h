@@ -9,7 +9,7 @@
 #include <torchium/network.h>
 #include <torchium/optim.h>
 
-enum { TRAIN_METHODS = 10, TRAIN_HIDDEN = 16, TRAIN_PARAMETERS = 2 * (TRAIN_HIDDEN + 1), TRAIN_TEXT = 256 };
+enum { TRAIN_METHODS = 11, TRAIN_HIDDEN = 16, TRAIN_PARAMETERS = 2 * (TRAIN_HIDDEN + 1), TRAIN_TEXT = 256 };
 
 /* What a gradient goes through before the optimizer's step. */
 typedef enum train_curvature { TRAIN_PLAIN, TRAIN_KFAC, TRAIN_EKFAC, TRAIN_NATURAL } train_curvature;

@@ -1,6 +1,5 @@
-"""Base of Shampoo, SOAP, Muon and NorMuon: which method updates which parameter, chosen from a model or from parameter
-groups, including those of other implementations, and reported in a summary.
-"""
+"""Base of the second-order optimizers: which method updates which parameter, chosen from a model or from parameter
+groups, including those of other implementations, and reported in a summary."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ assert optimizer.stats()["steps"] == 8
 
 def test_functions_and_new_optimizers(run):
     run("""
-for kind in (torchium.optim.Shampoo, torchium.optim.SOAP, torchium.optim.Muon, torchium.optim.AdamW):
+for kind in [getattr(torchium.optim, name) for name in ("Shampoo", "KLShampoo", "SOAP", "Muon", "AdamW")]:
     kind(parameters).step()
     child = os.fork()
     if child == 0:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # the model is small
 
 FOLDER = Path(__file__).resolve().parents[3] / "bench"
 OURS = ["adamw", "muon", "muon-of-torch", "normuon"]
-OURS += ["shampoo", "shampoo-period", "soap", "soap-period"]
+OURS += ["shampoo", "shampoo-period", "kl_shampoo", "soap", "soap-period"]
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 import torchium
-from optim_cases import CLASSES, LIVELY, OTHER, assert_same_bits, through_file
+from optim_cases import CLASSES, LIVELY, OTHER, SECOND_ORDER, assert_same_bits, through_file
 from torchium.optim._engine.moments import decode, encode
 
 # --- factors and roots
@@ -140,7 +140,7 @@ def test_types_and_names(kind, dtype, device):
         assert torch.linalg.vector_norm(a - b) <= 0.2 * torch.linalg.vector_norm(b)
 
 
-@pytest.mark.parametrize("kind", ["shampoo", "soap", "muon", "normuon"])
+@pytest.mark.parametrize("kind", SECOND_ORDER)
 def test_the_rest_of_other_kinds(kind, device):
     model = network(device)
     options = LIVELY[kind] | {"use_adamw": ("0.*",)}
