@@ -1,4 +1,4 @@
-/* The commands. Each takes what follows its name on the command line and returns an exit status of output.h. */
+/* The commands. Each gets the arguments after its name and returns an exit status of output.h. */
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 

@@ -1,5 +1,5 @@
-/* `torchium info`: what this installation is and what it can use. Each backend is read into one struct, and the text
- * and the JSON are two ways of printing it: a new fact is added to both. */
+/* `torchium info`: the installation and its devices. Each backend is read into a struct that is printed as text or
+ * JSON: a new fact is added to both. */
 #define _DEFAULT_SOURCE /* getloadavg */
 #include <math.h>
 #include <stdlib.h>
@@ -50,25 +50,25 @@ enum { LABEL_WIDTH = 12, LINE_WIDTH = 96 };
 typedef struct machine_facts {
     char system[256];   /* "Linux 6.1.0 x86_64" */
     char compiler[128]; /* "GCC 12.2.0, C17, optimized" */
-    double load;        /* programs waiting to run, averaged over the last minute; NaN if the system does not say */
+    double load;        /* run queue averaged over a minute; NaN if unknown */
 } machine_facts;
 
 typedef struct device_facts {
     tch_device device;
     tch_device_info info;
     tch_memory_info memory;
-    tch_status status; /* of finding out; the message is in `failure` */
+    tch_status status; /* of initialization; the message is in `failure` */
     char failure[512];
 } device_facts;
 
-/* Variables that change what the library does. */
+/* Environment variables that the library reads. */
 static const char *const variables[] = {
     "TORCHIUM_BACKEND_PATH", "TORCHIUM_CPU",    "TORCHIUM_BLAS",     "OMP_NUM_THREADS",     "OPENBLAS_CORETYPE",
     "TORCHIUM_CUDA_PATH",    "TORCHIUM_CUBLAS", "TORCHIUM_CUSOLVER", "TORCHIUM_DEBUG_SYNC", "CUDA_VISIBLE_DEVICES",
 };
 enum { VARIABLES = sizeof variables / sizeof variables[0] };
 
-/* The date of the build is left out on purpose, so that the same source gives the same file. */
+/* No build date: builds are reproducible. */
 static machine_facts read_machine(void)
 {
     struct utsname name;
@@ -117,7 +117,7 @@ static device_facts read_device(const char *backend, int32_t index)
 static void print_fact(const char *label, const char *fact)
 {
     char shown[TEXT_SHOWN];
-    const char *text = text_show(fact, shown); /* it may come from the environment, or name a file */
+    const char *text = text_show(fact, shown); /* may come from the environment or name a file */
     size_t width = LINE_WIDTH - LABEL_WIDTH - 2;
     printf("  %-*s", LABEL_WIDTH, label);
     while (strlen(text) > width) {
@@ -319,7 +319,7 @@ static void set_types(table *t, int column, int32_t types)
     table_set(t, column, "%s", text[0] != 0 ? text + 1 : "");
 }
 
-/* The table by which the CUDA backend chooses: of each operation the first row that fits. */
+/* The table by which the CUDA backend chooses: for each operation the first row that matches. */
 static int print_kernels(void)
 {
     table t;

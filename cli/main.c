@@ -1,5 +1,5 @@
-/* The command `torchium`: finds the command in a table and runs it. A new command is a line in that table and a file of
- * its own; all of them use the public interface of the library and nothing else. */
+/* The command `torchium`: finds a command in a table and runs it. A new command is a line in that table and a file;
+ * commands use only the public interface. */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
 #include <signal.h>
@@ -94,8 +94,8 @@ static int dispatch(int argc, char **argv)
     return found != NULL ? found->run(argc - 1, argv + 1) : report_unknown(name);
 }
 
-/* Where a standard stream is closed, the next file that is opened would get its number, and a GPU's driver keeps its
- * files open: what is printed would end up in one of them. Open for reading, a stream takes nothing, and we say so. */
+/* A file opened later would get the descriptor of a closed standard stream, and a GPU's driver keeps files open: output
+ * would be written to them. Opened for reading, the stream fails to write, which is reported. */
 static void occupy_standard_streams(void)
 {
     int file = 0;
@@ -107,7 +107,7 @@ static void occupy_standard_streams(void)
     }
 }
 
-/* For whoever waits for us: a command that was stopped by a signal ends by it, as far as the system lets it. */
+/* A command that was stopped by a signal ends by that signal, so that the parent process can tell. */
 static int end_by_signal(int status)
 {
     if (status > CLI_SIGNAL) {
@@ -120,7 +120,7 @@ static int end_by_signal(int status)
 int main(int argc, char **argv)
 {
     occupy_standard_streams();
-    signal(SIGXFSZ, SIG_IGN); /* a file that is too large is then a write that fails */
+    signal(SIGXFSZ, SIG_IGN); /* writes beyond the limit return an error */
     if (argc < 2) {
         return output_usage("", "a command is missing; 'torchium info' is a good first one");
     }

@@ -1,5 +1,5 @@
-/* `torchium bench`: measures the limits of the machine, then every case, a table for each operation. A case that fails
- * is a row that says so; the others are still measured, and the command then exits with 1. */
+/* `torchium bench`: measures the limits of the machine, then every case, with a table for each operation. A failed case
+ * is a row with its error; the others are still measured, and the command exits with 1. */
 #include "bench.h"
 
 #include <math.h>
@@ -17,17 +17,16 @@ typedef struct bench {
     bool quick, list;
     const char *device, *only;
     double seconds; /* for each case */
-    bool large;     /* the device is not the CPU: sizes that keep it busy are measured too */
+    bool large;     /* on a GPU: larger sizes are measured too */
     bench_contexts contexts;
     double flops_f32, flops_f64, flops_bf16; /* per second, of one large product */
     double copy_bytes;                       /* per second, read plus written */
     progress bar;
     int matched, failed;
-    double eigen_ms; /* least time of the eigendecomposition at this size, or NaN */
+    double eigen_ms; /* minimum time of the eigendecomposition at this size, or NaN */
 } bench;
 
-/* On a shared machine a scheduler's slice of some milliseconds can fall into any run: the median is what a caller sees,
- * the least time what the work costs. Ratios between rows use the least times. */
+/* Shared machines preempt some runs for milliseconds: tables show the median, ratios between rows use the minimum. */
 typedef struct timing {
     double median_ms, least_ms;
 } timing;
@@ -41,7 +40,7 @@ typedef struct bench_row {
 static const double dampings[] = {1e-6, 1e-4};
 static const tch_root_method methods[] = {TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL, TCH_ROOT_AUTO};
 
-static table t; /* one at a time, and too large for the stack of a small thread */
+static table t; /* one at a time; too large for the stack of a small thread */
 
 /* --- timing ------------------------------------------------------------------------------------------------------ */
 
@@ -71,7 +70,7 @@ static tch_status time_call(tch_context *context, timed_call call, const void *d
     double samples[MOST_RUNS], spent = 0.0;
     int32_t runs = 0;
     CLI_TRY(time_once(context, call, data, &samples[0]));
-    /* A run this long owes nothing to a cold start: it counts as the first sample. */
+    /* A call this long has no warm-up cost: it is the first sample. */
     if (samples[0] > seconds) {
         spent = samples[runs++];
     }
@@ -92,9 +91,8 @@ static tch_status call_operation(tch_context *context, const void *data)
 
 /* --- limits ------------------------------------------------------------------------------------------------------ */
 
-/* What the machine can do at best is measured rather than looked up: a shared or throttled machine is then compared
- * with itself. A large product for arithmetic; copying memory well beyond the caches for bandwidth. A device with more
- * of both needs more work to show it. */
+/* Peak rates are measured, since shared machines do not reach published ones: a large product for arithmetic, and
+ * copies of memory well beyond the caches for bandwidth. */
 static tch_status measure_product(bench *b, int bits, double *flops)
 {
     bench_data data;
@@ -139,7 +137,7 @@ static tch_status measure_limits(bench *b)
     CLI_TRY(measure_product(b, 64, &b->flops_f64));
     CLI_TRY(measure_product(b, 16, &b->flops_bf16));
     CLI_TRY(measure_copy(b));
-    return tch_memory_trim(b->contexts.device, 0); /* gigabytes that no case needs */
+    return tch_memory_trim(b->contexts.device, 0); /* gigabytes; no case needs it */
 }
 
 static void print_limits(const bench *b)
@@ -154,7 +152,7 @@ static void print_limits(const bench *b)
     fflush(stdout);
 }
 
-/* A device without arithmetic for bfloat16 widens it, and may be no faster than that. */
+/* Without bfloat16 arithmetic a device widens, and may be no faster than float32. */
 static double product_limit(const bench *b, int bits)
 {
     return bits == 64 ? b->flops_f64 : bits == 16 ? fmax(b->flops_bf16, b->flops_f32) : b->flops_f32;

@@ -1,7 +1,6 @@
-/* Operands of the benchmark. The same seed gives the same numbers on every machine and device. A random orthogonal
- * matrix is made of products: Hartley transforms C (symmetric, orthogonal, dense for every n) with random signs between
- * them, Q = C S1 C S2 C. That costs two matrix products where Householder vectors would cost a memory-bound sweep of
- * n^3, and it needs none of the decompositions that are measured. */
+/* Operands of the benchmark, equal for equal seeds on every machine and device. A random orthogonal matrix is Q = C S1
+ * C S2 C, with C the Hartley transform (symmetric, orthogonal, dense for every n) and S random signs: two matrix
+ * products, where Householder vectors would be memory-bound and a decomposition is what is measured. */
 #include "bench.h"
 
 #include <math.h>
@@ -16,7 +15,7 @@ static tch_status create(tch_context *context, tch_dtype dtype, int32_t ndim, co
     return tch_tensor_create_uninitialized(context, dtype, ndim, shape, TCH_CONTIGUOUS, tensor);
 }
 
-/* Copies to the device and waits, because the source is about to change. */
+/* Copies to the device and synchronizes: the caller reuses the source. */
 static tch_status send(const bench_contexts *contexts, tch_tensor *out, const tch_tensor *host)
 {
     CLI_TRY(tch_tensor_copy(contexts->device, out, host));
@@ -40,7 +39,7 @@ static tch_status fill_random(const bench_contexts *contexts, uint64_t seed, tch
 
 /* --- symmetric matrices ------------------------------------------------------------------------------------------ */
 
-/* n by n on the host, in float64. */
+/* n by n on the host, float64. */
 typedef struct builder {
     int64_t n;
     tch_tensor *hartley, *scaled, *q, *a;
@@ -58,7 +57,7 @@ static void fill_hartley(int64_t n, double *out)
     }
 }
 
-/* Leaves A = Q diag(w) Q' with w = 1, 2^-a, 3^-a, ... 1e-8, as factors of trained networks have it. */
+/* Sets A = Q diag(w) Q' with w = 1, 2^-a, 3^-a, ... 1e-8, a spectrum as of the factors of trained networks. */
 static tch_status build_matrix(tch_context *host, const builder *b, uint64_t seed)
 {
     int64_t n = b->n;
@@ -81,7 +80,7 @@ static tch_status build_matrix(tch_context *host, const builder *b, uint64_t see
     return tch_gram(host, 1.0, b->scaled, 0, 0.0, b->a);
 }
 
-/* Each matrix costs the host three products, so that a large batch repeats the first ones. */
+/* A matrix costs three products on the host; large batches repeat the first ones. */
 static tch_status fill_batch(const bench_contexts *contexts, const builder *b, tch_tensor *out)
 {
     enum { DISTINCT = 16 };
@@ -199,7 +198,7 @@ void bench_release(bench_data *data)
 
 /* --- results ----------------------------------------------------------------------------------------------------- */
 
-/* A copy on the host, converted to `dtype`. */
+/* Copies to the host, converted to `dtype`. */
 static tch_status fetch(const bench_contexts *contexts, tch_dtype dtype, const tch_tensor *tensor, tch_tensor **host)
 {
     *host = NULL;
@@ -215,7 +214,7 @@ tch_root_config bench_root_config(const bench_case *c)
     return config;
 }
 
-/* A NaN must not get lost among good numbers. */
+/* NaN propagates. */
 static void judge_root(tch_report report, double residual, bench_verdict *verdict)
 {
     if (report != TCH_REPORT_OK) {

@@ -1,6 +1,6 @@
-/* The operations and the sizes they are measured at. To measure another size, add it to a list; another operation is an
- * entry of the table and a list. Work is counted as the arithmetic of the plain way (half for symmetric results); where
- * it depends on the method there is no count. */
+/* The operations and their sizes. A new size is an entry of a list; a new operation is an entry of the table and a
+ * list. Operations are counted for the textbook algorithm (half for symmetric results), and not where the count depends
+ * on the method. */
 #include "bench.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 
 /* --- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* A GPU is not busy with less than LARGE, and a CPU would be for too long. */
+/* LARGE sizes fill a GPU and take too long on a CPU. */
 #define SINGLE "32 64* 128* 256* 512* 1024 2048 "
 #define BATCHES "4x128 16x128* 64x128 256x128 64x256 16x1024 "
 #define LARGE "1024x128+ 4x2048+ 4096+"
@@ -87,7 +87,7 @@ tch_status bench_run(tch_context *context, const bench_data *d)
         return tch_symmetric_product(context, in[0], in[1], out[0]);
     case OP_GRAM:
         return tch_gram(context, 1.0 / (double)c->k, in[0], 0, 0.0, out[0]);
-    case OP_CHUNKED: /* an eighth of what widening one operand takes: the product goes in chunks */
+    case OP_CHUNKED: /* 1/8 of a widened operand: the product is computed in chunks */
         return tch_matmul_chunked(context, in[0], in[1], c->m * c->k * 4 / 8, out[0]);
     case OP_EIGH:
         return tch_eigh(context, in[0], out[1], out[0], NULL);

@@ -1,6 +1,6 @@
-/* CSV files as data sets. A file is read once into memory and cut up in place: cells become strings inside the text,
- * each row an entry in a list. Then it is decided which line is a header, which column holds the labels, and what the
- * classes are. Whatever is wrong is reported with the line at which an editor would show it, and the column. */
+/* CSV files as data sets. A file is read into memory at once and split in place: cells become strings in the text, rows
+ * entries of a list. Then the header, the label's column and the classes are determined. Errors name the line and
+ * column. */
 #include "dataset.h"
 
 #include <errno.h>
@@ -12,18 +12,18 @@
 
 enum { MOST_CLASSES = 100000 };
 
-/* More than any data set that a multilayer network should see; less than would exhaust a machine by mistake. */
+/* A limit above any plausible data set. */
 #define MOST_CELLS ((int64_t)1 << 31)
 
 typedef struct csv_table {
     const char *path; /* for messages */
-    char *text;       /* the whole file, ending in a zero byte */
+    char *text;       /* the whole file, ending in NUL */
     size_t size;
     char separator;
     int64_t rows, cols;
     char **cells;   /* rows by cols, into `text` */
-    int64_t *lines; /* the line in the file of each row, from 1 */
-    int64_t room;   /* of rows in the two lists */
+    int64_t *lines; /* each row's line number in the file, from 1 */
+    int64_t room;   /* room of the two lists */
 } csv_table;
 
 static void release_table(csv_table *t)
@@ -72,7 +72,7 @@ static bool read_file(csv_table *t, dataset_error *error)
     return good;
 }
 
-/* The one of the usual separators that the first line has most of, outside quotes. */
+/* The most frequent separator in the first line, outside quotes. */
 static char guess_separator(const char *text)
 {
     static const char usual[] = ",;\t|";
@@ -94,13 +94,13 @@ static char guess_separator(const char *text)
 
 /* --- cells ------------------------------------------------------------------------------------------------------- */
 
-/* Where cutting stands. */
+/* The parser's position. */
 typedef struct csv_cursor {
     char *at;
     int64_t line;
 } csv_cursor;
 
-/* A quoted field: "" stands for one quote, line ends belong to it. NULL when it never ends or goes on after its end. */
+/* A quoted field: "" is one quote, and line ends are part of it. NULL if it is unterminated or followed by text. */
 static char *cut_quoted(const csv_table *t, csv_cursor *c, dataset_error *error)
 {
     int64_t first_line = c->line;
@@ -125,7 +125,7 @@ static char *cut_quoted(const csv_table *t, csv_cursor *c, dataset_error *error)
         return NULL;
     }
     c->at = start + (from - start);
-    /* The end of the field is set by the caller, after it has looked at what follows. */
+    /* The caller terminates the field after it has read the next character. */
     memset(to, '\0', (size_t)(from - to));
     return start;
 }
@@ -150,7 +150,7 @@ static char *trim_cell(char *cell, char *end)
     return cell;
 }
 
-/* The next cell of a line; *more says whether the line has another. NULL after an error. */
+/* The next cell of a line; *more is set if the line has another. NULL after an error. */
 static char *cut_cell(const csv_table *t, csv_cursor *c, bool *more, dataset_error *error)
 {
     bool quoted = *c->at == '"';
@@ -185,8 +185,7 @@ static bool skip_empty_lines(csv_cursor *c)
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 
-/* A row takes a byte for each of its columns but the last, which may be the end of the file: so the size of the file
- * bounds the rows, and a wide line does not ask for memory that the file could not fill. */
+/* Bounds the number of rows by the size of the file: a row has at least a byte for each column. */
 static bool make_room(csv_table *t, dataset_error *error)
 {
     if (t->rows < t->room) {
@@ -216,7 +215,7 @@ static bool make_room(csv_table *t, dataset_error *error)
     return true;
 }
 
-/* Separators of the first line tell how many columns there are; quotes are heeded. */
+/* Counts separators of the first line outside quotes. */
 static int64_t count_columns(const char *text, char separator)
 {
     int64_t count = 1;
@@ -256,7 +255,7 @@ static bool cut_row(csv_table *t, csv_cursor *c, dataset_error *error)
 
 static bool cut_rows(csv_table *t, dataset_error *error)
 {
-    static const char mark[] = "\xef\xbb\xbf"; /* some programs begin UTF-8 with it */
+    static const char mark[] = "\xef\xbb\xbf"; /* byte order mark */
     csv_cursor c = {t->text + (strncmp(t->text, mark, 3) == 0 ? 3 : 0), 1};
     if (!skip_empty_lines(&c)) {
         return dataset_fail(error, "%.300s: is empty", t->path);
@@ -290,7 +289,7 @@ static bool is_number(const char *text, double *value)
     return end != text && *end == '\0';
 }
 
-/* The column with this number, counted from 1 in the text and from 0 here; -1 where the text is no such number. */
+/* The column with this number, counted from 1 in the text and from 0 here; -1 if the text is not such a number. */
 static int64_t numbered_column(const csv_table *t, const char *text)
 {
     int64_t number = 0;
@@ -303,7 +302,7 @@ static int64_t numbered_column(const csv_table *t, const char *text)
     return number <= t->cols ? number - 1 : -1;
 }
 
-/* A number from 1 to the number of columns, or a name of the header; -1 after an error. */
+/* A column number, from 1, or a name of the header; -1 after an error. */
 static int64_t label_column(const csv_table *t, const char *label, bool header, dataset_error *error)
 {
     if (label == NULL) {
@@ -323,7 +322,7 @@ static int64_t label_column(const csv_table *t, const char *label, bool header, 
     return -1;
 }
 
-/* A first line is a header if one of its cells, those of the label left aside, is no number. */
+/* The first line is a header if one of its cells, except the label's, is not a number. */
 static bool has_header(const csv_table *t, const char *label)
 {
     double value;
@@ -376,7 +375,7 @@ static int compare_text(const void *a, const void *b)
     return strcmp(((const label_entry *)a)->text, ((const label_entry *)b)->text);
 }
 
-/* Numbers by value, and by text where 1 and 1.0 are one value: they are then one class. */
+/* Compares numbers by value: 1 and 1.0 are one class. */
 static int compare_value(const void *a, const void *b)
 {
     double x = ((const label_entry *)a)->value;
@@ -384,7 +383,7 @@ static int compare_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Sorted entries that compare equal get one class; returns the number of classes. */
+/* Equal sorted entries get one class; returns the number of classes. */
 static int64_t number_classes(const dataset *data, const label_entry *entries,
                               int (*compare)(const void *, const void *))
 {
@@ -432,7 +431,7 @@ static bool read_labels(const csv_table *t, int64_t col, bool header, dataset *d
     return good;
 }
 
-/* --- all together ------------------------------------------------------------------------------------------------ */
+/* --- reading ------------------------------------------------------------------------------------------------------ */
 
 static bool fill_features(const csv_table *t, int64_t label, bool header, dataset *data, dataset_error *error)
 {

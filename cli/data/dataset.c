@@ -1,5 +1,5 @@
-/* Data sets in memory: taking and giving it back, random orders, splits, scaling. Random numbers come from a seed and a
- * counter, so that every machine deals the same rows. */
+/* Data sets in memory: allocation, random orders, splits, scaling. Random numbers depend only on a seed and a counter,
+ * so every machine gets the same rows. */
 #define _POSIX_C_SOURCE 200809L
 #include "dataset.h"
 
@@ -59,7 +59,7 @@ void dataset_release(dataset *data)
 
 /* --- orders and splits ------------------------------------------------------------------------------------------- */
 
-/* Fisher and Yates; the remainder's lean towards small numbers is below rows / 2^64. */
+/* Fisher-Yates; the bias of the remainder is below rows / 2^64. */
 void dataset_order(int64_t rows, uint64_t seed, int64_t *order)
 {
     for (int64_t i = 0; i < rows; i++) {
@@ -82,7 +82,7 @@ void dataset_gather(const dataset *data, const int64_t *order, int64_t count, fl
     }
 }
 
-/* The rows named by an order, as a data set of its own. */
+/* Copies the rows of an order. */
 static bool select_rows(const dataset *all, const int64_t *order, int64_t count, dataset *part, dataset_error *error)
 {
     *part = (dataset){.rows = count, .cols = all->cols, .images = all->images, .classes = all->classes};
@@ -128,8 +128,8 @@ typedef struct scaling {
     double mean, factor;
 } scaling;
 
-/* Columns [first, first + count) as one set of numbers. The mean is taken off before squares are summed, so that a
- * large mean costs no digits; what is left of a constant column is rounding, and is made 0. */
+/* Standardizes columns [first, first + count) together. The mean is subtracted before squaring, so that a large mean
+ * loses no digits; the rest of a constant column is rounding, and is set to 0. */
 static scaling measure_columns(const dataset *data, int64_t first, int64_t count)
 {
     double n = (double)data->rows * (double)count;
@@ -183,7 +183,7 @@ static const char *kind_of(const struct stat *facts)
                                       : "a device";
 }
 
-/* O_NONBLOCK, so that a pipe does not hold us up before we see that it is one; a socket cannot be opened at all. */
+/* O_NONBLOCK: opening a pipe must not block; a socket cannot be opened. */
 FILE *dataset_open(const char *path, dataset_error *error)
 {
     struct stat facts;

@@ -1,5 +1,5 @@
-/* Reads a command's options and prints its help from one table. Numbers are read strictly: the whole word must be a
- * number and lie in the option's range, so that "--n 25O" is a message and not 25. */
+/* Reads a command's options and prints its help from one table. Numbers must be whole words in range: "--n 25O" is an
+ * error. */
 #include "options.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 enum { LONGEST_NAME = 32, MOST_NAMES = 32 };
 
-/* Edits (insert, delete, replace) that turn a into b, for words below LONGEST_NAME. */
+/* The edit distance (insert, delete, replace), for words below LONGEST_NAME. */
 static size_t edit_distance(const char *a, const char *b)
 {
     size_t row[LONGEST_NAME + 1];
@@ -36,7 +36,7 @@ static size_t edit_distance(const char *a, const char *b)
 const char *options_nearest(const char *word, const char *const *names, size_t count)
 {
     const char *nearest = NULL;
-    size_t least = strlen(word) / 3 + 1; /* one slip in a short word, more in a long one */
+    size_t least = strlen(word) / 3 + 1; /* one edit in a short word, more in a long one */
     if (strlen(word) > LONGEST_NAME) {
         return NULL;
     }
@@ -92,7 +92,7 @@ static options_result report_wrong_name(const option_table *table, const char *w
     return OPTIONS_WRONG;
 }
 
-/* The spec that `word` names, with or without "=value" at its end; NULL if none does. */
+/* The spec that `word` names, with or without "=value" at its end, or NULL. */
 static const option_spec *find_option(const option_table *table, const char *word, const char **value)
 {
     size_t length = strcspn(word, "=");
@@ -106,7 +106,7 @@ static const option_spec *find_option(const option_table *table, const char *wor
     return NULL;
 }
 
-/* strtol and strtod skip white space and accept "nan", "inf" and "0x10"; none of them is meant here. */
+/* strtol and strtod also accept white space, "nan", "inf" and "0x10". */
 static bool looks_like_number(const char *text)
 {
     return text[0] != '\0' && text[strspn(text, "+-.0123456789eE")] == '\0';

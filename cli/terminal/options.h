@@ -1,4 +1,4 @@
-/* Options of a command, declared as a table that serves both to read them and to print the help. */
+/* Options of a command: one table to read them and to print the help. */
 #ifndef CLI_OPTIONS_H
 #define CLI_OPTIONS_H
 
@@ -18,24 +18,24 @@ typedef struct option_spec {
     const char *value; /* the value's name in the help, NULL for a flag */
     option_kind kind;
     void *target;
-    double least, most; /* accepted range of numbers, both included */
+    double least, most; /* accepted range, inclusive */
     const char *help;
 } option_spec;
 
 typedef struct option_table {
     const char *command;     /* "bench" */
-    const char *description; /* what it does, for the help */
+    const char *description; /* for the help */
     const option_spec *specs;
     size_t count;
 } option_table;
 
 typedef enum options_result { OPTIONS_GO, OPTIONS_HELPED, OPTIONS_WRONG } options_result;
 
-/* Reads argv[0 .. argc-1], all after the command's name. OPTIONS_HELPED: --help was asked for and printed.
- * OPTIONS_WRONG: the error has been said. */
+/* Reads argv[0 .. argc-1], all after the command's name. OPTIONS_HELPED: --help was printed. OPTIONS_WRONG: the error
+ * was reported. */
 options_result options_read(const option_table *table, int argc, char **argv);
 
-/* The name nearest to `word`, or NULL if none is near enough to be a slip of the fingers. */
+/* The name nearest to `word`, or NULL if none is within a typing error. */
 const char *options_nearest(const char *word, const char *const *names, size_t count);
 
 #endif

@@ -1,5 +1,4 @@
-/* Errors, headings and the final flush. Color is only ever a bold heading, and only where stdout is a terminal that
- * did not ask for none; everything else is plain text that reads the same in a file. */
+/* Errors, headings and the final flush. Only headings are bold, and only on a terminal that shows it. */
 #define _POSIX_C_SOURCE 200809L
 #include "output.h"
 

@@ -1,6 +1,5 @@
-/* The progress line. It is drawn over itself with a carriage return and wiped before anything else is printed, so it
- * never ends up between the lines of a table; it is never wider than the terminal, where a carriage return would not
- * lead back to its beginning. */
+/* The progress line. It overwrites itself with a carriage return, is erased before anything else is printed, and is
+ * never wider than the terminal, where the carriage return would not reach its beginning. */
 #define _DEFAULT_SOURCE
 #include "progress.h"
 
@@ -12,7 +11,7 @@
 
 enum { NARROW = 72, WIDE = 110, BAR = 20 };
 
-/* Columns to draw on: asked each time, for a window can be resized. */
+/* Read each time, since windows are resized. */
 static int line_width(void)
 {
     struct winsize size;
@@ -52,7 +51,7 @@ progress progress_start(double total)
 static void time_left(const progress *p, char *text, size_t size)
 {
     double spent = progress_clock() - p->started;
-    if (p->done <= 0.02 * p->total) { /* too early for a guess that means anything */
+    if (p->done <= 0.02 * p->total) { /* too early for an estimate */
         text[0] = '\0';
         return;
     }

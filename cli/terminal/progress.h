@@ -1,4 +1,4 @@
-/* A progress line on stderr: percent done, a bar where the terminal is wide enough, and time left. Silent when stderr
+/* A progress line on stderr: percentage, a bar where the terminal is wide enough, and remaining time. Nothing if stderr
  * is not a terminal. */
 #ifndef CLI_PROGRESS_H
 #define CLI_PROGRESS_H
@@ -8,22 +8,22 @@
 typedef struct progress {
     bool shown;
     double started;
-    double total; /* amount of work, in any unit */
+    double total; /* in any unit */
     double done;
 } progress;
 
-/* Seconds of a clock that only goes forward. */
+/* Seconds of a monotonic clock. */
 double progress_clock(void);
 
 progress progress_start(double total);
 
-/* Draws the line with what is being worked on now. */
+/* Draws the line with the name of the current work. */
 void progress_show(const progress *p, const char *now);
 
-/* Counts work as done. */
+/* Adds completed work. */
 void progress_advance(progress *p, double amount);
 
-/* Wipes the line, so that something else can be printed. */
+/* Erases the line. */
 void progress_clear(const progress *p);
 
 #endif

@@ -1,5 +1,5 @@
-/* Writes JSON. What goes in may come from the environment (file names, processor names), so strings are escaped and
- * bytes that are not UTF-8 are replaced: the document is valid whatever the text was. */
+/* Writes JSON. Strings may come from the environment (file names, processor names): they are escaped, and bytes that
+ * are not UTF-8 replaced, so that the document is always valid. */
 #include "json.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ static void write_string(FILE *out, const char *text)
         } else if (*text == '"' || *text == '\\') {
             fprintf(out, "\\%c", *text);
         } else if (code < 0x20 ||
-                   (code >= 0x7f && code < 0xa0)) { /* of the latter JSON allows all, a terminal obeys some */
+                   (code >= 0x7f && code < 0xa0)) { /* valid in JSON, but control characters of a terminal */
             fprintf(out, "\\u%04x", (unsigned)code);
         } else {
             fwrite(text, 1, (size_t)length, out);
@@ -33,7 +33,7 @@ static void new_line(const json_writer *json)
     }
 }
 
-/* What stands before a value: the comma, the place and the key. */
+/* Writes the comma, the indentation and the key. */
 static void write_lead(json_writer *json, const char *key)
 {
     if (!json->empty) {

@@ -1,4 +1,4 @@
-/* Writes one JSON document to a stream, member by member: indented, or all on one line. */
+/* Writes a JSON document to a stream, indented or on one line. */
 #ifndef CLI_JSON_H
 #define CLI_JSON_H
 
@@ -9,11 +9,11 @@
 typedef struct json_writer {
     FILE *out;
     int depth;
-    bool empty; /* nothing written yet at this depth */
-    bool line;  /* the document is one line */
+    bool empty; /* nothing written at this depth */
+    bool line;  /* on one line */
 } json_writer;
 
-/* Inside an object every value has a key; inside an array, and for the document itself, the key is NULL. */
+/* Values have keys in objects; in arrays and for the document, the key is NULL. */
 json_writer json_start(FILE *out);
 json_writer json_start_line(FILE *out);
 void json_object_begin(json_writer *json, const char *key);
@@ -22,7 +22,7 @@ void json_array_begin(json_writer *json, const char *key);
 void json_array_end(json_writer *json);
 void json_text(json_writer *json, const char *key, const char *value); /* NULL becomes null */
 void json_integer(json_writer *json, const char *key, int64_t value);
-void json_real(json_writer *json, const char *key, double value); /* null when not finite: JSON has no such number */
+void json_real(json_writer *json, const char *key, double value); /* null when not finite */
 void json_bool(json_writer *json, const char *key, bool value);
 
 #endif

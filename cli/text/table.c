@@ -1,4 +1,4 @@
-/* Tables of fixed capacity, printed when complete so that columns can be as wide as they need and no wider. */
+/* Tables of fixed capacity, printed when complete, so that columns are only as wide as necessary. */
 #include "table.h"
 
 #include <stdarg.h>
@@ -42,7 +42,7 @@ static const char *column_title(const table *t, int column)
     return t->header[column] + (t->header[column][0] == '<');
 }
 
-/* 0 for a column in which no row says anything. */
+/* 0 for an empty column. */
 static int column_width(const table *t, int column)
 {
     size_t widest = 0;
@@ -54,7 +54,7 @@ static int column_width(const table *t, int column)
     return (int)(widest > 0 && widest < header ? header : widest);
 }
 
-/* One line; nothing is padded on the right of the last cell that says something. */
+/* One line, without trailing spaces. */
 static void print_line(const table *t, const int *widths, bool header, int row)
 {
     int pending = 0;

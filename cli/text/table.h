@@ -1,4 +1,4 @@
-/* Tables for people: columns as wide as their widest cell. */
+/* Text tables with columns as wide as their widest cell. */
 #ifndef CLI_TABLE_H
 #define CLI_TABLE_H
 
@@ -10,17 +10,17 @@ typedef struct table {
     char cells[TABLE_ROWS][TABLE_COLUMNS][TABLE_CELL];
 } table;
 
-/* `header` names the columns, separated by '|'. The first column is set to the left, the others to the right, unless
- * their name begins with '<'. */
+/* `header` names the columns, separated by '
+ * '. The first column is left-aligned, the others are right-aligned unless their name begins with '<'. */
 void table_start(table *t, const char *header);
 
-/* Begins a row of empty cells. Rows beyond TABLE_ROWS are printed and cleared as they come. */
+/* Begins a row of empty cells. Full tables (TABLE_ROWS) are printed and cleared. */
 void table_row(table *t);
 
-/* Sets a cell of the row begun last, printf-style. */
+/* Sets a cell of the latest row, printf-style. */
 void table_set(table *t, int column, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* Prints it, indented by two, without the columns in which no row says anything, and forgets the rows. */
+/* Prints the table, indented by two, without empty columns, and clears it. */
 void table_print(table *t);
 
 #endif

@@ -1,11 +1,10 @@
-/* See text.h. */
 #include "text.h"
 
 #include <stdbool.h>
 #include <string.h>
 
-/* The second byte carries all the restrictions: those of E0 and F0 keep forms short, that of ED keeps surrogates out,
- * that of F4 ends at U+10FFFF. The byte that ends the text continues nothing, so nothing behind it is looked at. */
+/* The second byte has all restrictions: E0 and F0 exclude overlong forms, ED excludes surrogates, F4 ends at U+10FFFF.
+ * A terminating NUL is never a continuation byte, so nothing after it is read. */
 static bool is_whole(const unsigned char *s, int length)
 {
     for (int i = 1; i < length; i++) {
@@ -38,7 +37,7 @@ int text_character(const char *text, uint32_t *code)
     return length;
 }
 
-/* Controls of both sets, and marks by which a line can be made to read otherwise than it is. */
+/* Control characters, and marks that reorder text. */
 static bool is_obeyed(uint32_t code)
 {
     static const uint32_t ranges[][2] = {{0x00, 0x1f},     {0x7f, 0x9f},     {0x061c, 0x061c},
@@ -51,7 +50,7 @@ static bool is_obeyed(uint32_t code)
     return false;
 }
 
-/* One character of `text` as it is shown, and how many bytes of `text` it took. */
+/* Escapes one character of `text`; sets the number of bytes consumed. */
 static int show_character(const char *text, char shown[16])
 {
     uint32_t code = 0;
@@ -97,14 +96,14 @@ static bool needs_escapes(const char *text)
     return false;
 }
 
-/* $'...' is the one form of a shell's quotes in which bytes can be spelled. */
+/* $'...' is the only quoting of shells that can spell bytes. */
 static void print_escaped(FILE *out, const char *text)
 {
     fputs("$'", out);
     for (; *text != '\0'; text++) {
         unsigned byte = (unsigned char)*text;
         if (byte < 0x20 || byte > 0x7e) {
-            fprintf(out, "\\%03o", byte); /* three digits: what follows cannot be taken for a fourth */
+            fprintf(out, "\\%03o", byte); /* three digits: a following digit is not part of it */
         } else {
             fprintf(out, *text == '\'' || *text == '\\' ? "\\%c" : "%c", *text);
         }

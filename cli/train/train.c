@@ -1,5 +1,5 @@
-/* `torchium train`: reads the plan, makes one run for each optimizer, and trains them one after the other. All of them
- * exist from the beginning: what cannot be had is said before time is spent, and a checkpoint holds them all. */
+/* `torchium train`: reads the plan, creates a run for each optimizer, and trains them in turn. All are created first,
+ * so that errors are reported before training, and a checkpoint contains them all. */
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
 #include <stdlib.h>
@@ -11,8 +11,7 @@
 
 /* --- signals ----------------------------------------------------------------------------------------------------- */
 
-/* The signal that asked the run to stop after the current step, or 0. A second signal does what it would have done
- * without us. */
+/* The signal that requested a stop after the current step, or 0. A second signal has its default action. */
 static volatile sig_atomic_t stop_asked;
 
 static void on_signal(int number)
@@ -24,8 +23,7 @@ static void on_signal(int number)
     stop_asked = number;
 }
 
-/* A signal that is ignored from the start, as nohup does with SIGHUP and a shell with SIGINT for its background, stays
- * ignored. */
+/* Signals ignored at the start (nohup: SIGHUP; background jobs: SIGINT) stay ignored. */
 static void watch_signals(void)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -40,7 +38,7 @@ static void watch_signals(void)
 
 /* --- training ---------------------------------------------------------------------------------------------------- */
 
-/* The next step at which something other than a step is done. */
+/* The next step before which training pauses: a measurement, a checkpoint or the end. */
 static int64_t next_halt(const train_plan *plan, int64_t step)
 {
     int64_t halt = (step / plan->log_every + 1) * plan->log_every;
@@ -51,8 +49,8 @@ static int64_t next_halt(const train_plan *plan, int64_t step)
     return halt < plan->steps ? halt : plan->steps;
 }
 
-/* Steps up to `until`, or to the next one after a signal. The clock stops at the end of the last one on the device, and
- * stands still while losses are measured. */
+/* Trains up to `until`, or to the next step after a signal. The time ends with the last step on the device, and
+ * excludes measurements. */
 static tch_status advance_run(train_session *session, train_run *run, int64_t until)
 {
     tch_status status = TCH_OK;
@@ -68,7 +66,7 @@ static tch_status advance_run(train_session *session, train_run *run, int64_t un
     return status;
 }
 
-/* Says why a call of the library failed, on a line of its own. */
+/* Reports a failed call of the library on a new line. */
 static int fail_library(const train_session *session)
 {
     progress_clear(&session->bar);
@@ -142,7 +140,7 @@ static int train_all(train_session *session, tch_checkpoint *checkpoint)
     return status;
 }
 
-/* The device, the data on it, and what follows from them. */
+/* The device, the data on it, and what depends on them. */
 static int prepare_session(train_session *session)
 {
     const int64_t totals = TCH_NETWORK_TOTALS;

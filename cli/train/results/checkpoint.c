@@ -1,5 +1,5 @@
-/* Checkpoints of `torchium train`: the settings as text, and for each run its network, the state of its optimizer
- * and of KFAC, and its curve. The order of the data needs no state: it follows from the seed and the step. */
+/* Checkpoints of `torchium train`: settings as text, and for each run its network, the state of its optimizer and of
+ * KFAC, and its curve. The order of the data needs no state: it follows from the seed and the step. */
 #include "results.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 static const char format_key[] = "train.format", fingerprint_key[] = "train.fingerprint";
 enum { FORMAT = 1, NAME = 192 };
 
-/* "--hidden" is kept under "train.hidden". */
+/* "--hidden" is stored as "train.hidden". */
 static const char *setting_key(const train_setting *setting, char key[NAME])
 {
     snprintf(key, NAME, "train.%s", setting->option + 2);
@@ -76,7 +76,7 @@ static void pack_curve(const train_run *run, double *numbers)
     }
 }
 
-/* The curves of all runs lie one after the other in `numbers`, which the writer reads when it saves. */
+/* The curves of all runs are in `numbers`, which must live until the writer has saved. */
 static tch_status add_runs(train_session *session, tch_checkpoint_writer *writer, double *numbers)
 {
     char name[NAME];
@@ -145,7 +145,7 @@ static int refuse_change(const char *option, const char *was, const char *is, co
     return output_fail("train", "%s cannot change: it is '%s' in %s and '%s' here", option, was, path, is);
 }
 
-/* Checkpoints are untrusted: the file that one names is not opened. */
+/* Checkpoints are untrusted: a file named by one is not opened. */
 static int check_data(const train_plan *plan, const tch_checkpoint *checkpoint)
 {
     const char *text = tch_checkpoint_text(checkpoint, "train.data");
@@ -158,7 +158,7 @@ static int check_data(const train_plan *plan, const tch_checkpoint *checkpoint)
 int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **checkpoint)
 {
     train_setting settings[TRAIN_SETTINGS];
-    bool go, own_length = plan->epochs > 0; /* the checkpoint's --steps would contradict it */
+    bool go, own_length = plan->epochs > 0; /* would contradict the checkpoint's --steps */
     int count = 0, status = open_checkpoint(plan->resume, checkpoint);
     if (status != CLI_OK || (status = check_data(plan, *checkpoint))) {
         return status;
@@ -180,7 +180,7 @@ int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **
     memcpy(words + count, argv, (size_t)argc * sizeof *words);
     status = train_plan_read(count + argc, words, plan, &go);
     free(words);
-    /* Compared now, because the checkpoint's rates have their optimizers' names. */
+    /* Compared here: the checkpoint's rates have the names of its optimizers. */
     const char *optimizer = tch_checkpoint_text(*checkpoint, "train.optimizer");
     if (status == CLI_OK && optimizer != NULL && strcmp(optimizer, plan->optimizer) != 0) {
         return refuse_change("--optimizer", optimizer, plan->optimizer, plan->resume);
@@ -246,7 +246,7 @@ static bool record_rows(train_run *run, const double *numbers, int64_t count)
     return true;
 }
 
-/* 0 where a run has no curve yet; -1 for one that cannot be read. */
+/* 0 for a run without a curve; -1 for an unreadable one. */
 static int64_t curve_length(const tch_checkpoint *checkpoint, const char *name)
 {
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;

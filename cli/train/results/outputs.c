@@ -1,5 +1,5 @@
-/* The files that a training run writes. What cannot be written is refused before the run begins; what fails later, when
- * a disk is full, is reported and ends nothing, since the run is worth more than the file. */
+/* The files that a training run writes. Unwritable paths are errors before the run; later failures, such as a full
+ * disk, are reported and do not stop it. */
 #define _POSIX_C_SOURCE 200809L
 #include "results.h"
 
@@ -12,14 +12,14 @@
 
 #include "terminal/output.h"
 
-/* --- before ------------------------------------------------------------------------------------------------------ */
+/* --- before the run ----------------------------------------------------------------------------------------------- */
 
 static int refuse_path(const char *option, const char *path, const char *what)
 {
     return output_fail("train", "%s %.600s: %s", option, path, what);
 }
 
-/* The path up to its last slash, which has the system find out whether that is a folder. */
+/* The path up to its last slash: the system then checks that it is a folder. */
 static int check_folder(const char *option, const char *path)
 {
     char folder[PATH_MAX] = ".";
@@ -39,8 +39,8 @@ static int check_folder(const char *option, const char *path)
     return CLI_OK;
 }
 
-/* What there is already by that name. A picture is written into it, and may be sent to a device; a checkpoint takes its
- * place. */
+/* Checks an existing file of that name. A picture overwrites it and may be written to a device; a checkpoint replaces
+ * it. */
 static int check_target(const char *option, const char *path, bool written_into)
 {
     struct stat facts;
@@ -107,7 +107,7 @@ int train_outputs_check(const train_plan *plan)
     return status;
 }
 
-/* --- on the way -------------------------------------------------------------------------------------------------- */
+/* --- during the run ----------------------------------------------------------------------------------------------- */
 
 void train_outputs_save(train_session *session, const train_run *run)
 {
@@ -124,7 +124,7 @@ void train_outputs_save(train_session *session, const train_run *run)
     }
 }
 
-/* --- at the end -------------------------------------------------------------------------------------------------- */
+/* --- after the run ------------------------------------------------------------------------------------------------ */
 
 static int report_missing(const train_session *session)
 {

@@ -1,5 +1,5 @@
-/* The picture of a training run as SVG: the training loss of every run over steps and over seconds, in two panels that
- * share a vertical axis. Colors of ink and grid follow the reader's light or dark scheme. */
+/* The SVG plot of a training run: training loss over steps and over seconds, in two panels with a common vertical axis.
+ * Colors follow the reader's light or dark scheme. */
 #define _POSIX_C_SOURCE 200809L
 #include "results.h"
 
@@ -23,13 +23,13 @@ enum {
     PANEL_WIDTH = 410,
     PANEL_DISTANCE = PANEL_WIDTH + 56,
     TICKS = 32,
-    MOST_POINTS = 1000 /* of a curve: more than a panel has pixels */
+    MOST_POINTS = 1000 /* of a curve: more than the pixels of a panel */
 };
 
-/* From values to places on the page. */
+/* Maps values to positions on the page. */
 typedef struct axis {
-    double low, high;   /* values, their logarithms where `log` is set */
-    double start, stop; /* places */
+    double low, high;   /* values, or their logarithms if `log` */
+    double start, stop; /* positions */
     bool log;
 } axis;
 
@@ -76,7 +76,7 @@ static axis vertical_axis(const train_session *session)
     return (axis){log10(low), log10(high), BOTTOM, TOP, true};
 }
 
-/* Multiples of the first of 1, 2, 5, 10, 20, ... of which at most six are in the range. */
+/* Multiples of the first of 1, 2, 5, 10, 20, ... that gives at most six in the range. */
 static int find_linear_ticks(const axis *a, double ticks[TICKS])
 {
     static const double steps[] = {1, 2, 5, 10};
@@ -92,7 +92,7 @@ static int find_linear_ticks(const axis *a, double ticks[TICKS])
     return count;
 }
 
-/* Powers of ten, and where there are few of them their multiples by 2 and 5; or multiples. */
+/* Powers of ten, with multiples by 2 and 5 where few; or multiples. */
 static int find_ticks(const axis *a, double ticks[TICKS])
 {
     static const double multiples[] = {1, 2, 5};
@@ -130,7 +130,7 @@ static void draw_line(FILE *out, double x0, double y0, double x1, double y1, con
     fprintf(out, "<polyline fill=\"none\" %s points=\"%.1f,%.1f %.1f,%.1f\"/>\n", style, x0, y0, x1, y1);
 }
 
-/* Readable on white and on black alike. */
+/* Readable on white and on black. */
 static const char *color_of(int32_t run)
 {
     static const char *const palette[] = {"#d6455d", "#d98a0b", "#1f9e89", "#3d7fd9",
@@ -158,8 +158,8 @@ static void draw_grid(FILE *out, const axis *x, const axis *y)
     draw_line(out, x->start, y->start, x->start, y->stop, ink);
 }
 
-/* Every so many measurements, and always the last. A loss that is not a number, or that a logarithm cannot show, is
- * left out. */
+/* Evenly spaced measurements and the last. Losses that are not finite, or not positive on a logarithmic axis, are
+ * omitted. */
 static void draw_curve(FILE *out, const train_run *run, int panel, const axis *x, const axis *y, const char *color)
 {
     int64_t every = run->point_count / MOST_POINTS + 1;
@@ -215,8 +215,7 @@ static void draw_page(FILE *out, const train_session *session)
     fputs("</svg>\n", out);
 }
 
-/* False, with errno set, when the file cannot be written. Half a picture is removed; but a device or a pipe by that
- * name is not ours to remove. */
+/* False, with errno set, if the file cannot be written. A partial picture is removed, unless it is a device or pipe. */
 static bool write_picture(const train_session *session, const char *path)
 {
     struct stat facts;

@@ -1,6 +1,6 @@
-/* What a training run shows: a bar on a terminal, a few lines elsewhere, JSON on request, and the table at the end. A
- * run is compared with the baseline by the first measurement at which its training loss was at most the baseline's last
- * one, so a comparison is as fine as the distance between measurements. */
+/* Output of a training run: a progress bar on a terminal, otherwise a few lines, JSON on request, and the final table.
+ * Runs are compared by the first measurement whose training loss is at most the baseline's last, so the resolution is
+ * the distance between measurements. */
 #include "results.h"
 
 #include <math.h>
@@ -12,13 +12,13 @@
 #include "text/table.h"
 #include "text/text.h"
 
-/* Lines of text for one run, where there is no terminal. */
+/* Lines of text per run without a terminal. */
 enum { LINES = 10 };
 
-/* Seconds between two drawings of the bar: faster is not seen. */
+/* Seconds between updates of the bar. */
 static const double redraw = 0.1;
 
-/* --- beginning --------------------------------------------------------------------------------------------------- */
+/* --- before ------------------------------------------------------------------------------------------------------- */
 
 static const char *data_name(const train_plan *plan)
 {
@@ -56,7 +56,7 @@ void train_report_start(const train_session *session)
     fflush(stdout);
 }
 
-/* --- on the way -------------------------------------------------------------------------------------------------- */
+/* --- during ------------------------------------------------------------------------------------------------------- */
 
 static void write_point(json_writer *json, const train_point *point)
 {
@@ -130,9 +130,9 @@ void train_report_progress(train_session *session, const train_run *run)
     session->drawn = now;
 }
 
-/* --- the end ----------------------------------------------------------------------------------------------------- */
+/* --- after -------------------------------------------------------------------------------------------------------- */
 
-/* AdamW's run, or else the last one: what the others are compared with. */
+/* AdamW's run, or else the last: the baseline. */
 static const train_run *baseline_of(const train_session *session)
 {
     for (int32_t i = 0; i < session->run_count; i++) {
@@ -143,14 +143,14 @@ static const train_run *baseline_of(const train_session *session)
     return &session->runs[session->run_count - 1];
 }
 
-/* The first measurement that is as good as the baseline's last, or NULL. */
+/* The first measurement with at most the baseline's final loss, or NULL. */
 static const train_point *reach_baseline(const train_session *session, const train_run *run)
 {
     const train_point *goal = train_run_last(baseline_of(session));
     return goal != NULL ? train_run_reach(run, goal->train_loss) : NULL;
 }
 
-/* The counts of optimizer and KFAC together. Synchronizes. */
+/* Counts of the optimizer and KFAC. Synchronizes. */
 static bool read_stats(const train_run *run, tch_optim_stats *stats)
 {
     tch_kfac_stats kfac = TCH_KFAC_STATS_INIT;
@@ -164,7 +164,7 @@ static bool read_stats(const train_run *run, tch_optim_stats *stats)
     return true;
 }
 
-/* Bytes that stay from step to step in addition to the network. */
+/* Persistent bytes in addition to the network. */
 static int64_t state_bytes(const train_run *run)
 {
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
@@ -172,7 +172,7 @@ static int64_t state_bytes(const train_run *run)
     return memory.state + train_curvature_bytes(&run->curvature);
 }
 
-/* The status of a run: empty where all went well. */
+/* The status of a run; empty if it completed. */
 static const char *run_remark(const train_session *session, const train_run *run, char text[TRAIN_TEXT])
 {
     tch_optim_stats stats = TCH_OPTIM_STATS_INIT;

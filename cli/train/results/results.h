@@ -1,5 +1,4 @@
-/* The results of a session: what it shows and the files that it writes. Functions with an exit status have reported the
- * failure themselves. */
+/* The results of a session: output and files. Functions with an exit status have reported the failure. */
 #ifndef CLI_TRAIN_RESULTS_H
 #define CLI_TRAIN_RESULTS_H
 
@@ -8,12 +7,12 @@
 #include "terminal/progress.h"
 #include "train/run/run.h"
 
-/* The saves of checkpoints. One that fails ends nothing: the next one may succeed, and what is missing is reported at
+/* Counts saves of checkpoints. A failed one stops nothing; a later one may succeed, and missing files are reported at
  * the end. */
 typedef struct train_saves {
-    int64_t failed;       /* since the last one that succeeded */
-    const train_run *run; /* the one that was at work at the last save that succeeded, or NULL */
-    int64_t step;         /* its step then */
+    int64_t failed;       /* since the last success */
+    const train_run *run; /* the current run at the last success, or NULL */
+    int64_t step;         /* its step at that time */
 } train_saves;
 
 typedef struct train_session {
@@ -21,8 +20,8 @@ typedef struct train_session {
     int32_t run_count;
     train_run runs[TRAIN_METHODS];
     progress bar;
-    double drawn;    /* when the bar was, last */
-    int interrupted; /* the signal by which it was asked to end before the end, or 0 */
+    double drawn;    /* last time the bar was drawn */
+    int interrupted; /* the signal that requested a stop, or 0 */
     train_saves saves;
 } train_session;
 
@@ -30,26 +29,25 @@ typedef struct train_session {
 
 void train_report_start(const train_session *session);
 
-/* A measurement: a line of JSON, or now and then one of text. */
+/* Reports a measurement: a line of JSON, or sometimes one of text. */
 void train_report_point(train_session *session, const train_run *run, const train_point *point);
 
-/* Moves the bar, if there is one and it was not moved a moment ago. */
+/* Updates the bar, if there is one and TICK has passed. */
 void train_report_progress(train_session *session, const train_run *run);
 
-/* The table, or the last line of JSON. */
+/* Prints the table, or the last line of JSON. */
 void train_report_end(train_session *session);
 
 /* --- files (outputs.c, plot.c) ----------------------------------------------------------------------------------- */
 
-/* Whether the files that the plan names can be written, as far as that is known before there is anything to write, and
- * none of them is an input. */
+/* Checks, as far as possible in advance, that the files of the plan can be written and that none is an input. */
 int train_outputs_check(const train_plan *plan);
 
-/* Saves the checkpoint, if one was asked for, while `run` is at work. A failure is reported once until a save succeeds
- * again, and counted. */
+/* Saves the checkpoint, if requested; `run` is the current one. Failures are counted, and reported once until a save
+ * succeeds. */
 void train_outputs_save(train_session *session, const train_run *run);
 
-/* Draws the picture, if one was asked for, and reports which files are missing in the end. CLI_OK where none is. */
+/* Draws the picture, if requested, and reports missing files. CLI_OK if none is missing. */
 int train_outputs_finish(const train_session *session);
 
 /* Writes plan->plot. */
@@ -60,10 +58,10 @@ int train_plot(const train_session *session);
 /* Opens plan->resume and rereads the command line with the checkpoint's settings before the user's. */
 int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **checkpoint);
 
-/* Compares settings and data, then takes every run's state from the checkpoint. */
+/* Compares settings and data, then loads the state of every run. */
 int train_resume_runs(train_session *session, tch_checkpoint *checkpoint, const char *path);
 
-/* Writes plan->checkpoint with all runs. NULL, or the sentence that says why not. */
+/* Writes plan->checkpoint with all runs. NULL, or the error message. */
 const char *train_checkpoint_save(train_session *session);
 
 #endif

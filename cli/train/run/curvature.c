@@ -1,11 +1,10 @@
-/* What a step does with per-sample gradients and curvature, between the gradients of a batch and the optimizer's step:
- * clipping each sample's gradient, the natural gradient in the span of the batch, and KFAC. Gradients change in place;
- * nothing synchronizes, and only KFAC has state. */
+/* Per-sample clipping, the natural gradient in the span of the batch, and KFAC. Gradients change in place; nothing
+ * synchronizes, and only KFAC has state. */
 #include "curvature.h"
 
 #include <stdio.h>
 
-/* --- making and ending ------------------------------------------------------------------------------------------- */
+/* --- creation ----------------------------------------------------------------------------------------------------- */
 
 static tch_status create_kfac(const train_setup *setup, train_curvature_state *state)
 {
@@ -58,7 +57,7 @@ void train_curvature_destroy(train_curvature_state *state)
 
 /* --- per-sample gradients ---------------------------------------------------------------------------------------- */
 
-/* How much of each sample's gradient is left: 1, or less where it is longer than --per-sample-clip. */
+/* The factor of each sample's gradient: 1, or less if its norm exceeds --per-sample-clip. */
 static tch_status find_clip_weights(const train_setup *setup, const train_curvature_state *state)
 {
     for (int32_t k = 0; k < tch_network_layer_count(state->network); k++) {
@@ -76,8 +75,8 @@ static tch_status clip_samples(const train_setup *setup, const train_curvature_s
     return tch_network_weigh_samples(state->network, state->shares, 1.0 / (double)setup->plan.batch);
 }
 
-/* (F + damping I)^-1 times the mean gradient, F being the mean of the samples' outer products. Where samples are
- * clipped it is the mean that is: F stays that of the samples as they are. */
+/* (F + damping I)^-1 times the mean gradient, with F the mean of the samples' outer products. The mean is that of the
+ * clipped samples if they are clipped; F is that of the unclipped ones. */
 static tch_status apply_natural(const train_setup *setup, const train_curvature_state *state)
 {
     CLI_TRY(state->shares != NULL ? find_clip_weights(setup, state) : TCH_OK);
@@ -107,7 +106,8 @@ static tch_status observe_layers(const train_setup *setup, const train_curvature
     return TCH_OK;
 }
 
-/* Every so many steps; in the first of these periods at each, since the factors begin with a single batch. */
+/* Every `frequency` steps; during the first of these intervals at each step, since early factors have seen few
+ * batches. */
 static bool refreshes_at(const train_plan *plan, int64_t step)
 {
     int64_t period = train_plan_frequency(plan);
@@ -138,7 +138,7 @@ tch_status train_curvature_apply(const train_setup *setup, const train_curvature
     return status || state->kfac == NULL ? status : apply_kfac(setup, state, step, rate);
 }
 
-/* --- what it takes ----------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------- */
 
 int64_t train_curvature_bytes(const train_curvature_state *state)
 {

@@ -1,5 +1,5 @@
-/* The data of a session: read or drawn, split, and brought to the device one epoch at a time, so that batches are
- * views and a step copies nothing. */
+/* The data of a session: read or drawn, split, and copied to the device once per epoch; batches are views, without
+ * copies. */
 #include "data.h"
 
 #include <stdlib.h>
@@ -7,8 +7,8 @@
 
 #include "terminal/output.h"
 
-/* Files cannot be larger than they are, but any number of digits can be asked for, and the system may promise memory
- * that it does not have. There are three copies in the end: the rows, those of an epoch, and what is on the device. */
+/* --samples may exceed the memory, and the system may overcommit. There are three copies: the rows, those of an epoch,
+ * and those on the device. */
 static int check_samples(const train_plan *plan)
 {
     tch_context *host = NULL;
@@ -52,7 +52,7 @@ static uint64_t fingerprint_of(const dataset *data)
     return hash;
 }
 
-/* Memory in which an epoch is put together. */
+/* Host memory of an epoch. */
 static bool allocate_epoch(train_data *data)
 {
     size_t rows = (size_t)data->train.rows, cols = (size_t)data->train.cols;
@@ -123,7 +123,7 @@ static tch_status fill_rows(tch_context *context, float *features, int32_t *labe
 int train_data_upload(tch_context *context, train_data *data)
 {
     const dataset *train = &data->train, *test = &data->test;
-    int64_t sample = train->rows < TRAIN_SAMPLE ? train->rows : TRAIN_SAMPLE; /* dealt out at random: any will do */
+    int64_t sample = train->rows < TRAIN_SAMPLE ? train->rows : TRAIN_SAMPLE; /* in random order */
     if (create_rows(context, test->rows, test->cols, &data->test_rows) ||
         create_rows(context, sample, train->cols, &data->sample) ||
         create_rows(context, train->rows, train->cols, &data->epoch) ||

@@ -1,5 +1,5 @@
-/* The plan of a session: options read into numbers, defaults that depend on the data, and each optimizer's
- * configuration. docs/training.md says how the rates below were found, and changes with them. */
+/* The plan of a session: parsed options, defaults that depend on the data, and configurations of the optimizers.
+ * docs/training.md says how the rates were found. */
 #include "plan.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@ static const double pi = 3.14159265358979323846;
 
 enum { MOST_STEPS = 1000000000 };
 
-/* The period that docs/training.md was measured with. */
+/* The interval of the measurements in docs/training.md. */
 static void suit_period(tch_optim_config *config)
 {
     config->shampoo.precondition_frequency = 10;
@@ -28,20 +28,19 @@ static void suit_sgd(tch_optim_config *config)
     config->momentum = 0.9;
 }
 
-/* One rate for all, as the other methods have it. */
+/* One rate for all parameters, as other methods have. */
 static void suit_muon(tch_optim_config *config)
 {
     config->adamw.lr = config->lr;
 }
 
-/* The step behind the curvature. */
+/* SGD after preconditioning by the curvature. */
 static void suit_curvature(tch_optim_config *config)
 {
     config->momentum = 0.7;
     config->nesterov = 1;
 }
 
-/* All methods, with their default learning rates. */
 static const train_method known_methods[TRAIN_METHODS] = {
     {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, 0.02, suit_period, false},
     {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, TRAIN_PLAIN, 0.03, 0.04, suit_period, false},
@@ -73,7 +72,7 @@ static const train_plan defaults = {
     .kl_clip = -1.0,
 };
 
-/* What a task takes where the options leave it open. */
+/* Defaults of the tasks. */
 static const struct {
     const char *hidden, *activation;
     int64_t batch, steps, warmup;
@@ -132,9 +131,9 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
     return result == OPTIONS_WRONG ? CLI_USAGE : CLI_OK;
 }
 
-/* --- words to numbers -------------------------------------------------------------------------------------------- */
+/* --- parsing ------------------------------------------------------------------------------------------------------ */
 
-/* The next word of a list separated by commas, copied to `word`. False at the end of the list. */
+/* Copies the next word of a comma-separated list to `word`. False at the end. */
 static bool next_word(const char **list, char word[TRAIN_TEXT])
 {
     if (*list == NULL) {
@@ -166,7 +165,7 @@ static int unknown_word(const char *option, const char *word, const char *const 
     return output_usage("train", "%s: unknown '%s', expected one of %s", option, word, all);
 }
 
-/* The place of a word among names, or -1. */
+/* The index of a word in names, or -1. */
 static int find_word(const char *word, const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -205,7 +204,7 @@ static int parse_methods(train_plan *plan)
     return CLI_OK;
 }
 
-/* One entry of --lr: "0.01" for all methods, "shampoo=0.01" for one. */
+/* An entry of --lr: "0.01" for all methods, "shampoo=0.01" for one. */
 static int parse_rate(train_plan *plan, const char *word)
 {
     const char *sign = strchr(word, '='), *text = sign ? sign + 1 : word;
@@ -267,7 +266,7 @@ static int parse_hidden(train_plan *plan)
     return CLI_OK;
 }
 
-/* Settings that contradict each other. */
+/* Rejects contradictory settings. */
 static int check_settings(const train_plan *plan)
 {
     if (plan->steps > 0 && plan->epochs > 0) {
@@ -319,7 +318,7 @@ int train_plan_parse(train_plan *plan)
     return CLI_OK;
 }
 
-/* --- what follows from the data ---------------------------------------------------------------------------------- */
+/* --- values that depend on the data ------------------------------------------------------------------------------- */
 
 int train_plan_settle(train_plan *plan, int64_t rows)
 {
@@ -340,7 +339,7 @@ int train_plan_settle(train_plan *plan, int64_t rows)
     return CLI_OK;
 }
 
-/* The text stays empty where the option was not given. */
+/* The text is empty if the option was not given. */
 __attribute__((format(printf, 4, 5))) static void add_setting(train_setting **next, const char *option, bool given,
                                                               const char *format, ...)
 {
@@ -359,7 +358,7 @@ void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SE
     train_setting *next = settings;
     const int64_t period = plan->precondition_frequency;
     add_setting(&next, "--data", plan->data != NULL, "%s", plan->data);
-    next[-1].free = next[-1].path = true; /* the rows are compared, not the path */
+    next[-1].free = next[-1].path = true; /* the rows are compared instead of the path */
     add_setting(&next, "--label", plan->label_column != NULL, "%s", plan->label_column);
     add_setting(&next, "--samples", plan->data == NULL, "%lld", (long long)plan->samples);
     add_setting(&next, "--test-fraction", true, "%.17g", plan->test_fraction);

@@ -4,10 +4,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Rows evaluated at once, for the memory of a network's activations. */
+/* Rows evaluated at once, to bound the memory of activations. */
 enum { EVALUATED_ROWS = 1024 };
 
-/* --- making one -------------------------------------------------------------------------------------------------- */
+/* --- creation ----------------------------------------------------------------------------------------------------- */
 
 static tch_status create_network(const train_setup *setup, tch_network **network)
 {
@@ -24,7 +24,7 @@ static tch_status create_network(const train_setup *setup, tch_network **network
     return tch_network_create(setup->context, &config, network);
 }
 
-/* The last layer's columns belong to classes, and its update is not meant to be orthogonal: Muon leaves it to AdamW. */
+/* Columns of the last layer belong to classes, and its update should not be orthogonal: AdamW updates it. */
 static bool leaves_to_adamw(const train_run *run, int32_t index, int32_t count)
 {
     return run->method.spares_last && index == count - 2;
