@@ -89,17 +89,21 @@ static void rotate(double *x, double *y, double s, double r)
 }
 
 /* Rotates rows p and q of a matrix with n columns. */
-static void rotate_rows(int64_t n, double *a, int64_t p, int64_t q, double s, double r)
+static void rotate_rows(int64_t n, double *restrict x, double *restrict y, double s, double r)
 {
     for (int64_t j = 0; j < n; j++) {
-        rotate(&a[p * n + j], &a[q * n + j], s, r);
+        rotate(&x[j], &y[j], s, r);
     }
 }
 
+/* Columns p and q of a symmetric matrix, whose rows were rotated: only where they cross those rows is more to do. */
 static void rotate_columns(int64_t n, double *a, int64_t p, int64_t q, double s, double r)
 {
+    rotate(&a[p * n + p], &a[p * n + q], s, r);
+    rotate(&a[q * n + p], &a[q * n + q], s, r);
     for (int64_t i = 0; i < n; i++) {
-        rotate(&a[i * n + p], &a[i * n + q], s, r);
+        a[i * n + p] = a[p * n + i];
+        a[i * n + q] = a[q * n + i];
     }
 }
 
@@ -118,9 +122,9 @@ static int annihilate(int64_t n, double *a, double *u, int64_t p, int64_t q, dou
     double c = 1.0 / hypot(t, 1.0);
     double s = t * c;
     double r = s / (1.0 + c);
-    rotate_rows(n, a, p, q, s, r);
+    rotate_rows(n, a + p * n, a + q * n, s, r);
     rotate_columns(n, a, p, q, s, r);
-    rotate_rows(n, u, p, q, s, r);
+    rotate_rows(n, u + p * n, u + q * n, s, r);
     a[p * n + q] = 0.0;
     a[q * n + p] = 0.0;
     return 1;
