@@ -253,6 +253,7 @@ static void check_order(const tracked *t, const double *before, const int32_t *o
     char *seen = test_alloc((size_t)n);
     for (int64_t b = 0; b < t->batch; b++) {
         double last = INFINITY;
+        double slack = 16.0 * (double)n * device_roundoff(t->type) * ref_largest(n * n, t->a + b * n * n);
         const double *c = rotated(n, before + b * n * n, t->a + b * n * n);
         memset(seen, 0, (size_t)n);
         for (int64_t i = 0; i < n; i++) {
@@ -260,7 +261,6 @@ static void check_order(const tracked *t, const double *before, const int32_t *o
             CHECK(from >= 0 && from < n && !seen[from], "row %lld comes from %d", (long long)i, from);
             seen[from] = 1;
             double value = c[from * n + from];
-            double slack = 16.0 * (double)n * device_roundoff(t->type) * ref_largest(n * n, t->a + b * n * n);
             CHECK(value <= last + slack, "row %lld has %.9g after %.9g", (long long)i, value, last);
             last = value;
         }
@@ -427,7 +427,7 @@ static void follow_by_panels(tch_context *context, tch_scalar type)
 {
     static const struct {
         int64_t n, m;
-    } shapes[] = {{512, 100}, {513, 1}, {600, 16}};
+    } shapes[] = {{512, 100}, {513, 1}};
     for (size_t i = 0; i < TEST_COUNT(shapes); i++) {
         track_case(context, type, shapes[i].n, shapes[i].m, 1, 1, check_step_by_panels);
     }
