@@ -62,7 +62,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = trial_config(kind);
     c.shampoo.max_preconditioner_dim =
-        kind == TCH_OPTIM_SOAP ? 9 : 96; /* bases are known to u / gap: small ones in float32 */
+        kind == TCH_OPTIM_SOAP ? 9 : 65; /* bases are known to u / gap: small ones in float32 */
     if (kind == TCH_OPTIM_SHAMPOO) {
         c.shampoo.grafting = TCH_GRAFTING_ADAM;
         c.momentum = 0.5;
