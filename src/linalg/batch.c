@@ -120,7 +120,7 @@ tch_status tchi_batch_write(tch_context *context, const tchi_batch *batch, int64
     return transfer(context, batch, first, src, WRITE);
 }
 
-bool tchi_batch_is_plain(const tchi_batch *b)
+static bool is_plain(const tchi_batch *b)
 {
     return (b->col_stride == 1 || b->cols <= 1) && (b->row_stride >= b->cols || b->rows <= 1) &&
            b->strides[b->rank - 1] >= 0;
@@ -138,7 +138,7 @@ tch_status tchi_batch_select(tch_context *context, const tchi_batch *batch, int6
     if (batch->rows == 0 || batch->cols == 0) {
         return TCH_OK;
     }
-    if (!tchi_batch_is_plain(batch)) {
+    if (!is_plain(batch)) {
         TCHI_TRY(tchi_batch_read(context, batch, first, spare));
         TCHI_TRY(context->backend->matrix->select(context->state, flags, src, spare));
         return tchi_batch_write(context, batch, first, spare);
@@ -157,8 +157,7 @@ tch_status tchi_batch_select(tch_context *context, const tchi_batch *batch, int6
 bool tchi_batch_direct(const tchi_batch *batch, tch_scalar type, int64_t first, int64_t count, tch_matrices *matrices)
 {
     char *start;
-    if (batch->type != type || !tchi_batch_is_plain(batch) || batch->count == 0 ||
-        next_run(batch, first, count, &start) < count) {
+    if (batch->type != type || !is_plain(batch) || batch->count == 0 || next_run(batch, first, count, &start) < count) {
         return false;
     }
     *matrices = run_matrices(batch, start, count);

@@ -41,10 +41,9 @@ tch_status tchi_batch_read(tch_context *context, const tchi_batch *batch, int64_
 tch_status tchi_batch_write(tch_context *context, const tchi_batch *batch, int64_t first, const tch_matrices *src);
 
 /* Writes the items whose flag is 0 and leaves the others unchanged. `spare` is scratch like src, used if the batch's
- * layout cannot be written selectively; tchi_batch_is_plain tells when it is not needed. */
+ * layout cannot be written selectively. */
 tch_status tchi_batch_select(tch_context *context, const tchi_batch *batch, int64_t first, const int32_t *flags,
                              const tch_matrices *src, const tch_matrices *spare);
-bool tchi_batch_is_plain(const tchi_batch *batch);
 
 /* Items [first, first + count) as matrices without a copy, if layout and type allow it. */
 bool tchi_batch_direct(const tchi_batch *batch, tch_scalar type, int64_t first, int64_t count, tch_matrices *matrices);

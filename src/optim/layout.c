@@ -189,12 +189,12 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
     return TCH_OK;
 }
 
-/* The lists of a factor batch share one allocation, largest elements first. */
+/* The lists of a factor batch share one allocation, largest elements first; not NULL if they are empty. */
 static size_t list_bytes(const tchi_factor_batch *f)
 {
     size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->refreshed + sizeof *f->phase +
                   sizeof *f->block_batch + sizeof *f->level + 6;
-    return (size_t)f->count * each;
+    return (size_t)(f->count > 0 ? f->count : 1) * each;
 }
 
 static tch_status take_factor_batch_lists(tchi_factor_batch *f)
