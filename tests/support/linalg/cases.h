@@ -8,7 +8,6 @@
 
 #include "support/tensors.h"
 
-#define TEST_MAX_MATRICES 4 /* of a batch */
 #define TEST_MAX_BATCH_RANK 3
 
 typedef struct test_variation {

@@ -147,6 +147,7 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
     }
     choose_method(r, config, ndim, shape, elementwise);
     r->values = test_zeros(r->count);
+    r->open = test_zeros(r->count);
     memcpy(r->values, values, (size_t)r->count * sizeof *values);
     bool cut = r->method == TCH_OPTIM_SHAMPOO || r->method == TCH_OPTIM_KL_SHAMPOO ||
                (r->method == TCH_OPTIM_SOAP && config->soap.block);
@@ -280,11 +281,15 @@ static void step_sgd(ref_optim *r, const tch_optim_config *c, ref_block *b, doub
     }
 }
 
+/* Each step rounds the average three times at most. */
 static void step_lion(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
-    (void)r;
     for (int64_t e = 0; e < b->count; e++) {
-        double direction = c->beta1 * b->average[e] + (1.0 - c->beta1) * g[e];
+        double kept = c->beta1 * b->average[e];
+        double taken = (1.0 - c->beta1) * g[e];
+        double direction = kept + taken;
+        double rounding = 4.0 * (double)r->step * r->roundoff * (fabs(kept) + fabs(taken));
+        r->open[e] += fabs(direction) < rounding ? 2.0 * c->lr : 0.0;
         p[e] -= c->lr * (c->weight_decay * p[e] + (double)((direction > 0.0) - (direction < 0.0)));
         b->average[e] = c->beta2 * b->average[e] + (1.0 - c->beta2) * g[e];
     }

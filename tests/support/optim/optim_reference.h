@@ -37,9 +37,10 @@ typedef struct ref_optim {
     int32_t block_count;
     ref_block *blocks;
     double *values;
+    double *open;       /* how far a value may be off since a sign of Lion's was no more than rounding */
+    double roundoff;    /* of the library's arithmetic: set by the caller */
     int32_t by_columns; /* the rows of the tensor are columns of its memory: set by the caller */
-    int32_t
-        narrow; /* its matrices are orthogonalized in bfloat16, in which long steps do not hold: set by the caller */
+    int32_t narrow;     /* orthogonalized in bfloat16, in which long steps do not hold: set by the caller */
 } ref_optim;
 
 /* `shape` is in the order of memory, outermost first. */

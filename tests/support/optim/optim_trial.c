@@ -112,6 +112,7 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     }
     test_tensor_write(p->memory, values);
     p->reference = ref_optim_make(&t->configs[group], shape->ndim, shape->shape, shape->elementwise, values);
+    p->reference->roundoff = test_arithmetic_roundoff(t->dtype);
     p->reference->by_columns = lies_by_columns(p);
     p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64;
     make_gradient(t, p);
@@ -238,6 +239,7 @@ void trial_step_references(trial *t)
         memcpy(before, p->reference->values, bytes);
         ref_optim_step(p->reference, &t->configs[p->group], p->drawn);
         p->path += ref_distance(p->memory->count, before, p->reference->values);
+        p->size = fmax(p->size, ref_norm(p->memory->count, p->reference->values));
         test_drop(before);
     }
 }
@@ -464,10 +466,13 @@ double trial_error(const trial *t, int32_t parameter, double roundings)
 {
     const trial_parameter *p = &t->parameters[parameter];
     double *values = test_tensor_read(p->memory);
+    for (int64_t i = 0; i < p->memory->count; i++) {
+        double off = values[i] - p->reference->values[i];
+        values[i] -= fmin(fmax(off, -p->reference->open[i]), p->reference->open[i]);
+    }
     double distance = ref_distance(p->memory->count, values, p->reference->values);
-    double size = ref_norm(p->memory->count, p->reference->values);
     test_drop(values);
-    distance -= roundings * test_unit_roundoff(t->dtype) * size;
+    distance -= roundings * test_unit_roundoff(t->dtype) * p->size;
     return distance <= 0.0 ? 0.0 : distance / (p->path > 0.0 ? p->path : 1e-300);
 }
 

@@ -53,9 +53,9 @@ typedef struct trial_parameter {
     test_tensor *memory, *gradient_memory;
     tch_tensor tensor, gradient; /* what the library is given */
     int64_t sizes[TCH_MAX_RANK], strides[TCH_MAX_RANK];
-    int64_t gradient_strides[TCH_MAX_RANK];
     double *drawn;   /* the latest gradient, in the order of memory, as its dtype holds it */
     double path;     /* the length of the reference's way so far */
+    double size;     /* the largest norm of its values so far */
     int32_t missing; /* 1: gets no gradient */
     ref_optim *reference;
 } trial_parameter;
@@ -81,8 +81,7 @@ void trial_close(trial *t);
 void trial_prepare(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gradients, const tch_optim_config *config,
                    int32_t count, const trial_shape *shapes, tch_parameter *entries);
 
-/* New gradients on the device, for the library alone; then the references' step with them. trial_step does both and
- * the library's step in between. */
+/* New gradients for the library; the references' step with them. trial_step does both, and the library's between. */
 void trial_draw(trial *t);
 void trial_list_gradients(const trial *t, const tch_tensor **gradients);
 void trial_step_references(trial *t);
@@ -108,8 +107,7 @@ tch_optim_state trial_state_at(const trial *t, int32_t index);
 tch_tensor *trial_state(const trial *t, const char *name);
 double *trial_read(const trial *t, const tch_tensor *tensor);
 
-/* The bytes of a tensor on the device, and of all state of a parameter, or of every one (-1), which must then be what
- * they were. */
+/* The bytes of a tensor on the device, and of the state of one parameter or of all (-1), which must not change. */
 void *trial_read_bytes(const trial *t, const tch_tensor *tensor);
 unsigned char *trial_snapshot(const trial *t, int32_t parameter);
 void trial_check_snapshot(const trial *t, int32_t parameter, const unsigned char *before);
@@ -121,8 +119,7 @@ tch_status trial_load(const trial *t, const char *path);
 /* A fresh optimizer of the same parameters takes the place of the trial's. */
 void trial_replace_optimizer(trial *t, const tch_optim_config *config);
 
-/* A parameter moves to other memory, as after a resize of a caller's arena. Returns the old one, for the caller to see
- * that nothing writes there. */
+/* A parameter moves to other memory. Returns the old one, for the caller to see that nothing writes there. */
 test_tensor *trial_move_parameter(trial *t, int32_t parameter);
 
 /* `to` goes on where `from` is: its parameters, its gradients to come, and its state by way of a checkpoint. */
@@ -139,11 +136,10 @@ void trial_for_every_kind(tch_context *context, const char *what, void (*check)(
 void trial_set_config(trial *t, int32_t group, const tch_optim_config *config);
 
 /* |p - reference| over the length of the reference's way, for one parameter, after taking away what storing p in its
- * dtype at each of `roundings` steps may have done. */
+ * dtype at each of `roundings` steps may have done, and what signs of Lion's leave open. */
 double trial_error(const trial *t, int32_t parameter, double roundings);
 
-/* Fails the test where an error exceeds the tolerance, memory beside a parameter or a gradient was written, or nothing
- * has moved. */
+/* Fails where an error exceeds the tolerance, memory beside a tensor was written, or nothing has moved. */
 void trial_check(const trial *t, double tolerance);
 
 #endif
