@@ -101,6 +101,11 @@ def is_trained(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad or parameter.grad is not None
 
 
+def _has_blocks(config: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, role: Role) -> bool:
+    described = [(shape, str(dtype).removeprefix("torch."), role)]
+    return bool(_C.optim_forecast("cpu", config, described)["blocks"] > 0)
+
+
 def _documented(cls: type) -> str | None:
     """The class's docstring, with the shared arguments of TorchiumOptimizer added."""
     text = inspect.cleandoc(cls.__doc__ or "") + "\n"
@@ -723,8 +728,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     # --- reports
 
-    def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
-        """The method of a parameter, and the reason."""
+    def _method_of(self, parameter: torch.Tensor, role: Role, has_blocks: Callable[..., bool]) -> tuple[str, str]:
+        """The method of a parameter, and the reason. `has_blocks` tells of a shape, dtype and role."""
         return (type(self).__name__, "parameter") if is_trained(parameter) else ("nothing", "frozen")
 
     def _methods(self) -> Iterator[Method]:
@@ -732,8 +737,9 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             config = self._config(group, lr_for(None, group["lr"])[0])
             roles = self._roles(self.param_groups, index)
+            has_blocks = functools.cache(functools.partial(_has_blocks, config))
             for parameter, label, role in zip(group["params"], labels[index], roles, strict=True):
-                method, reason = self._method_of(parameter, config, role)
+                method, reason = self._method_of(parameter, role, has_blocks)
                 adamws = method == "AdamW" and self.kind != "adamw"
                 rate = None if method == "nothing" else adamw_rate(config) if adamws else config["lr"]
                 yield Method(method, reason, rate, index, parameter, label)

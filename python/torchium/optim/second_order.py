@@ -4,14 +4,11 @@ groups, including those of other implementations, and reported in a summary."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import nn
-
-from torchium import _C
 
 from ._engine.matrices import Role
 from ._engine.placement import Group, labels_of
@@ -114,12 +111,10 @@ class SecondOrder(TorchiumOptimizer):
                 stacklevel=outside(),
             )
 
-    def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
-        """The method of a parameter, as the library decides it, and the reason."""
+    def _method_of(self, parameter: torch.Tensor, role: Role, has_blocks: Callable[..., bool]) -> tuple[str, str]:
         if not (parameter.requires_grad or parameter.grad is not None):
             return "nothing", "frozen"
-        described = (tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), role)
-        if _C.optim_forecast("cpu", config, [described])["blocks"] > 0:
+        if has_blocks(tuple(parameter.shape), parameter.dtype, role):
             return type(self).__name__, "matrix"
         if role[0]:
             return "AdamW", self._reasons.get(parameter, "use_adamw")

@@ -6,6 +6,7 @@ itself still skips what the scaler has found not to be finite, on the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -53,8 +54,8 @@ class OfModel(SGD):
         """The layers whose gradients are preconditioned."""
         raise NotImplementedError
 
-    def _method_of(self, parameter: torch.Tensor, config: dict[str, Any], role: Role) -> tuple[str, str]:
-        method, reason = super()._method_of(parameter, config, role)
+    def _method_of(self, parameter: torch.Tensor, role: Role, has_blocks: Callable[..., bool]) -> tuple[str, str]:
+        method, reason = super()._method_of(parameter, role, has_blocks)
         inside = any(p is parameter for layer in self._layer_modules() for p in layer.parameters(recurse=False))
         if method == "nothing":
             return method, reason
