@@ -1,5 +1,5 @@
-"""`python -m torchium`, the doctor, and the command `torchium`, which is the C program of that name. Exit status: 0 all
-is well, 1 something is wrong, 2 wrong usage."""
+"""`python -m torchium`, the diagnosis, and the command `torchium`, the C program of that name. Exit status: 0 no
+problems, 1 problems, 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 100
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The doctor. `arguments` are those of the command line, without the program's name."""
+    """The diagnosis. `arguments`: the command line without the program's name."""
     parser = argparse.ArgumentParser(
         prog="python -m torchium",
         description="Tells what Torchium found on this machine, what is missing, and what to do about it.",
@@ -29,13 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     report = doctor.examine()
     try:
         print(json.dumps(report, indent=2) if options.json else text_of(report), flush=True)
-    except BrokenPipeError:  # whoever was reading has seen enough
+    except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if report["problems"] else 0
 
 
 def command() -> None:
-    """What the wheel installs as `torchium`: replaces this process by the C program."""
+    """The entry point `torchium` of the wheel: replaces this process by the C program."""
     program = Path(__file__).parent / "bin" / "torchium"
     if not program.is_file():  # an editable installation has its binaries elsewhere
         from torchium import get_library_dir

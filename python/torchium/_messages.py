@@ -8,8 +8,7 @@ __all__ = ["shown"]
 
 
 def shown(value: Any) -> str:
-    """For a message: the value where it is a plain one, else its type. Not every object can be printed: PyTorch reads
-    the memory of a tensor for it, which may be gone."""
+    """The value if it is of a plain type, else the type. Printing a tensor reads its memory, which may be freed."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (tuple, list)) and len(value) <= 8:

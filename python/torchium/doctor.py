@@ -199,8 +199,8 @@ def _compare_cuda(report: Report) -> None:
 
 
 def _examine_kernels(report: Report) -> Report:
-    """Whether custom kernels can be compiled, and where they are kept. Who has none needs neither, so that what
-    is missing is no problem."""
+    """Whether custom kernels can be compiled, and their cache. They are optional, so a missing compiler is not a
+    problem."""
     from torchium import _C
 
     def answer(ask: Any) -> str:

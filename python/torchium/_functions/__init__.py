@@ -1,7 +1,7 @@
-"""What is behind torchium.linalg and torchium.elementwise. `ops` has the matrix functions for PyTorch's tensors: it
-calls the C library by `dispatch`, with `gradients` where a gradient is wanted, or the operators that `operators`
-declares where a compiler or a transform looks on. `arrays` has them for NumPy, CuPy and JAX, and `shapes` tells the
-shapes of results to both. `elementwise` runs the kernels whose source `elementwise_source` writes.
+"""The implementation of torchium.linalg and torchium.elementwise. `ops` has the matrix functions for PyTorch tensors:
+they call the C library by `dispatch`, with `gradients` if a gradient is required, or the operators of `operators` under
+a compiler or transform. `arrays` has them for NumPy, CuPy and JAX, and `shapes` the shapes of results for both.
+`elementwise` runs kernels whose source `elementwise_source` writes.
 
-Nothing is imported here: `shapes` and `arrays` do without PyTorch.
+No module is imported here: `shapes` and `arrays` work without PyTorch.
 """

@@ -1,7 +1,6 @@
-"""The matrix functions for arrays that are not PyTorch's. Each kind of array says how its results are made and which
-stream its library works on; the functions themselves are written once, above that. Nothing here imports a library: an
-array that is given proves that its library is there.
-"""
+"""The matrix functions for arrays of libraries other than PyTorch. Each kind of array defines how results are allocated
+and which stream is used; the functions are written once. No library is imported here: an array as an argument proves
+that it is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Array = Any
 
 
 class Arrays:
-    """One kind of array: what differs between libraries, and on top of it the functions of torchium.linalg."""
+    """A kind of array: what differs between libraries, and the functions of torchium.linalg."""
 
     name = ""
 
@@ -24,23 +23,23 @@ class Arrays:
         raise NotImplementedError
 
     def empty(self, shape: Sequence[int], like: Array, dtype: str | None = None) -> Any:
-        """Something on the device of `like` that the C library can write to."""
+        """An allocation on the device of `like` that the C library can write to."""
         raise NotImplementedError
 
     def result(self, out: Any) -> Array:
-        """What `empty` made, as an array of this kind, now that it is written."""
+        """Converts what `empty` allocated, after it was written."""
         return out
 
     def expand(self, x: Array, shape: Sequence[int]) -> Array:
-        """A view of another shape that repeats elements."""
+        """A broadcast view."""
         raise NotImplementedError
 
     def stream(self, like: Array) -> int | None:
-        """The CUDA stream that this library's work is queued on; None where it says so itself, or there is none."""
+        """The CUDA stream of this library's work; None if DLPack passes it, or there is none."""
         return None
 
     def check(self, **arrays: Array) -> None:
-        """All arguments are arrays of this kind, and of one dtype."""
+        """Checks that all arguments are arrays of this kind with one dtype."""
         first_name, first = next(iter(arrays.items()))
         for name, x in arrays.items():
             if not self.accepts(x):
@@ -49,7 +48,7 @@ class Arrays:
                 raise TypeError(f"{name} has dtype {x.dtype}, expected {first.dtype} like {first_name}")
 
     def spread(self, shape: Sequence[int], *arrays: Array, whole: bool = False) -> list[Array]:
-        """Matrices with the leading dimensions of `shape`, or single ones where `whole` does not forbid it."""
+        """Matrices with the leading dimensions of `shape`, or single ones unless `whole`."""
         leading = tuple(shape[:-2])
         fitting = (leading,) if whole else (leading, ())
         return [x if x.shape[:-2] in fitting else self.expand(x, (*leading, *x.shape[-2:])) for x in arrays]
@@ -153,7 +152,7 @@ class NumpyArrays(Arrays):
         name, x = next(iter(arrays.items()))
         if x.dtype.char in "efd":  # float16, float32, float64; all arguments have one dtype
             return
-        if x.dtype.name == "bfloat16":  # of ml_dtypes: NumPy has no DLPack code for what it does not know itself
+        if x.dtype.name == "bfloat16":  # ml_dtypes: NumPy has no DLPack code for its dtypes
             raise TypeError(
                 f"{name} has dtype bfloat16, which NumPy cannot hand over by DLPack; use astype('float32'), "
                 "or a torch or JAX array"
@@ -164,7 +163,7 @@ class NumpyArrays(Arrays):
         return self.numpy.empty(tuple(shape), dtype or like.dtype)
 
     def expand(self, x: Array, shape: Sequence[int]) -> Array:
-        # broadcast_to alone gives a read-only view, and NumPy before 2.1 does not hand those over.
+        # broadcast_to gives a read-only view, which NumPy before 2.1 does not export.
         strides = self.numpy.broadcast_to(x, shape).strides
         return self.numpy.lib.stride_tricks.as_strided(x, shape, strides)
 
@@ -191,7 +190,7 @@ class CupyArrays(Arrays):
 
 
 class JaxArrays(Arrays):
-    """JAX arrays never change: results are written into memory of our own, and become arrays afterwards."""
+    """JAX arrays are immutable: results are written to memory of ours, which then becomes an array."""
 
     name = "JAX"
 
@@ -231,7 +230,7 @@ _made: dict[type[Arrays], Arrays] = {}
 
 
 def arrays_of(name: str, x: Any) -> Arrays:
-    """The kind of an argument, by the module that its class, or a class it is made from, comes from."""
+    """The kind of an argument, by the module of its class or of a base class."""
     for cls in type(x).__mro__:
         kind = _KINDS.get(cls.__module__.partition(".")[0])
         if kind is not None:

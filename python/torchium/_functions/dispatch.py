@@ -1,7 +1,6 @@
-"""What the functions of `ops` do on numbers: calls into the C library, which makes a result like its argument where
-`out` is None. Tensors here are ordinary ones on a CPU or a GPU. Results are contiguous, whatever the layout of the
-arguments: the shape functions in `operators` count on it.
-"""
+"""The functions of `ops` for ordinary CPU and GPU tensors: calls of the C library, which allocates a result like its
+argument if `out` is None. Results are contiguous for any layout of the arguments: the shape functions in `operators`
+depend on it."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def _product_of_two(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor
         try:
             return function(a, b, None)
         except (TypeError, ValueError):
-            check_together(a=a, b=b)  # where it would name the result, which no caller has seen
+            check_together(a=a, b=b)  # the message would name the result, which the caller has not seen
             raise
 
     return product
@@ -113,7 +112,7 @@ def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
     return _kronecker_product(a, b)
 
 
-# The C library takes equal leading dimensions, and in the two that follow also single matrices A and B beside any X.
+# The C library accepts equal leading dimensions, and in the next two also single matrices A and B with any X.
 
 
 def kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
@@ -142,9 +141,9 @@ def nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int])
 
 
 def nearest_kronecker_alone(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Without the error, which takes products of its own."""
+    """Without the error, which costs products."""
     try:
         return _C.nearest_kronecker(m, tuple(shape_a), tuple(shape_b), None)
     except (TypeError, ValueError):
-        shapes.nearest_kronecker(m.shape, shape_a, shape_b)  # which names the shape that is wrong
+        shapes.nearest_kronecker(m.shape, shape_a, shape_b)  # which names the wrong shape
         raise

@@ -1,9 +1,8 @@
-"""torchium.elementwise: what a call does around its kernel. The operands are brought to one shape and one layout, in
-which element i of every array lies at place i, so that the kernel is a loop over a range; the source of that kernel is
-written by torchium._functions.elementwise_source.
+"""torchium.elementwise: everything around the kernel of a call. Operands are brought to a common shape and layout, in
+which element i of every array has offset i, so that the kernel is a loop over a range.
 
-A kernel is made for each signature: the device, the type that T stands for, and which inputs are arrays, arrays of one
-element or numbers. Where nothing has to be brought anywhere, later calls of the signature go through _C.Elementwise.
+A kernel is compiled for each signature: the device, the type T, and which inputs are arrays, arrays of one element or
+numbers. If no operand needs a conversion, later calls of the signature use the fast path _C.Elementwise.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from torchium._functions import elementwise_source as text
 from torchium._functions.transforms import untraced
 from torchium._messages import shown
 
-# Elements below which another thread costs more than it saves on the CPU.
+# Below this number of elements, another CPU thread costs more than it saves.
 _GRAIN = 16384
-# Signatures that have a short way; each that does not fit costs a call some hundred nanoseconds.
+# Signatures with a fast path; a failed attempt costs about a hundred nanoseconds.
 _MOST_SHORT = 8
-# Blocks of a GPU's kernel for each that fits on the device at once: a few, so that the last ones end together.
+# Blocks of a GPU's kernel per resident block: a few, so that the last ones end together.
 _WAVES = 4
 
 
 class _Plan(NamedTuple):
-    """What is known of a call before its numbers are: how the inputs go in, and the outputs' types."""
+    """The properties of a call without its values: how inputs are passed, and the outputs' types."""
 
     device: torch.device
     shape: torch.Size
@@ -42,13 +41,13 @@ class _Plan(NamedTuple):
 class _Compiled(NamedTuple):
     kernel: kernels.Kernel
     device: str
-    width: int  # elements that a thread of a GPU takes at once
+    width: int  # elements that a GPU thread processes at once
     threads: int
     blocks: int
 
 
 class Elementwise:
-    """What `torchium.elementwise` returns: a function of tensors and numbers. Its arguments are that one's."""
+    """The function that `torchium.elementwise` returns, for tensors and numbers. Its arguments are the same."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class Elementwise:
         self._derivative = _by_name(derivative, [d.name for d in self._inputs])
         self._gradients: dict[tuple[str, ...], Elementwise] = {}
         self._compiled: dict[Any, _Compiled] = {}
-        self._short: tuple[_C.Elementwise, ...] = ()  # for calls like those that were made, the latest kind first
+        self._short: tuple[_C.Elementwise, ...] = ()  # for calls like previous ones, latest first
         self._known: set[Any] = set()
 
     def __call__(self, *inputs: Any, out: Tensor | Sequence[Tensor] | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -106,12 +105,12 @@ class Elementwise:
     # --- the arguments ------------------------------------------------------------------------------------------------
 
     def _plan(self, inputs: Sequence[Any], promoted: torch.dtype | None = None) -> _Plan:
-        """Checks the arguments of a call. `promoted` is what T stands for, where that is known already."""
+        """Checks the arguments of a call. `promoted` is the type T if it is known."""
         if len(inputs) != len(self._inputs):
             names = ", ".join(d.name for d in self._inputs)
             raise TypeError(f"{self.name} takes {len(self._inputs)} inputs ({names}), got {len(inputs)}")
         device = self._device(inputs)
-        # Like PyTorch, a single number in the CPU's memory is taken by a GPU, as a number.
+        # As in PyTorch, a CPU tensor of one number is accepted by a GPU, as a number.
         values = [
             v.item() if isinstance(v, Tensor) and v.dim() == 0 and v.device != device and v.is_cpu else v
             for v in inputs
@@ -128,13 +127,13 @@ class Elementwise:
                 kinds.append(text.NUMBER)
                 continue
             operands.check_tensor(d, value, device, dtypes[i])
-            if value.numel() > 1 and not any(value.stride()):  # one number, repeated
+            if value.numel() > 1 and not any(value.stride()):  # one repeated number
                 value = values[i] = value.detach()[(0,) * value.dim()]
             kinds.append(text.ONE if value.numel() == 1 and value.shape != shape else text.ARRAY)
         return _Plan(device, shape, values, dtypes, tuple(kinds), promoted)
 
     def _device(self, inputs: Sequence[Any]) -> torch.device:
-        """Of the first tensor that is more than one number, else of the first one."""
+        """Of the first tensor with more than one element, else of the first one."""
         tensors = [v for v in inputs if isinstance(v, Tensor)]
         if not tensors:
             raise TypeError(f"{self.name} needs a tensor among its inputs, got numbers alone")
@@ -187,8 +186,7 @@ class Elementwise:
         return out
 
     def _results(self, plan: _Plan, out: list[Tensor] | None) -> list[Tensor]:
-        """Where the kernel writes: all in one layout, which is that of `out` where it can be, else that of the first
-        input of the full shape."""
+        """The outputs, in one layout: that of `out` if possible, else that of the first input of the full shape."""
         dtypes = plan.dtypes[len(self._inputs) :]
         arrays = [v for v in plan.inputs if isinstance(v, Tensor)]
         if out is None:
@@ -240,8 +238,8 @@ class Elementwise:
         return compiled
 
     def _remember(self, plan: _Plan, inputs: Sequence[Any]) -> None:
-        """Makes the next call like this one, if its tensors are contiguous too, a short one. That wants tensors of one
-        shape, numbers of Python's own types, and nothing to be converted; and a tensor that tells what T is."""
+        """Makes later calls of this kind fast if their tensors are contiguous too. Requires tensors of one shape,
+        Python numbers, no conversion, and a tensor that determines T."""
         key = (kernels._forks, plan.device, plan.promoted, plan.kinds)
         tensors = [v for v in inputs if isinstance(v, Tensor)]
         if key in self._known or len(tensors) != plan.kinds.count(text.ARRAY) or plan.shape.numel() == 0:
@@ -266,7 +264,7 @@ class Elementwise:
     # --- gradients ----------------------------------------------------------------------------------------------------
 
     def _watched(self, inputs: Sequence[Any]) -> list[str]:
-        """The inputs whose gradient autograd will want."""
+        """The inputs for which autograd requires gradients."""
         names = [d.name for d, v in zip(self._inputs, inputs, strict=True) if isinstance(v, Tensor) and v.requires_grad]
         return names if names and torch.is_grad_enabled() else []
 
@@ -279,7 +277,7 @@ class Elementwise:
             )
 
     def _gradient(self, wanted: tuple[str, ...]) -> Elementwise:
-        """The function that makes the gradients of some inputs of what their derivatives mention."""
+        """The function for the gradients of some inputs, as a function of what their derivatives mention."""
         gradient = self._gradients.get(wanted)
         if gradient is None:
             grads = self._grad_names()
@@ -289,7 +287,7 @@ class Elementwise:
             used = [n for n in known if n in grads or any(text.mentions(e, n) for e in expressions)]
             generic = [n for n in wanted if known[n] == "T"]
             if generic and not any(known[n] == "T" for n in used):
-                used.append(generic[0])  # which tells what T is
+                used.append(generic[0])  # which determines T
             gradient = Elementwise(
                 ", ".join(f"{known[n]} {n}" for n in used),
                 ", ".join(f"{known[n]} d_{n}" for n in wanted),
@@ -307,7 +305,7 @@ class Elementwise:
 
 
 class _Differentiable(torch.autograd.Function):
-    """An elementwise function whose derivatives are elementwise functions too, and have none themselves."""
+    """An elementwise function whose derivatives are elementwise functions without derivatives."""
 
     @staticmethod
     def forward(ctx: Any, function: Elementwise, plan: _Plan, *inputs: Any) -> tuple[Tensor, ...]:
@@ -341,8 +339,8 @@ class _Differentiable(torch.autograd.Function):
 
 
 class _Last(torch.autograd.Function):
-    """Gradients that were made with create_graph: whoever differentiates them again hears of it. PyTorch's
-    once_differentiable would lose their dependence on the inputs without a word."""
+    """For gradients computed with create_graph: differentiating them again raises an error. PyTorch's
+    once_differentiable would silently lose their dependence on the inputs."""
 
     @staticmethod
     def forward(ctx: Any, name: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -355,14 +353,14 @@ class _Last(torch.autograd.Function):
 
 
 def _is_exact(value: Any, dtype: torch.dtype, shape: torch.Size) -> bool:
-    """Whether an input goes to the kernel as it is."""
+    """Whether an input needs no conversion."""
     if isinstance(value, Tensor):
         return value.dtype == dtype and value.shape == shape
     return type(value) is int or (type(value) is float and dtype.is_floating_point)
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """Over what was broadcast, and as that was given."""
+    """Sums over broadcast dimensions, to the given shape."""
     return gradient.sum_to_size(like.shape).to(like)
 
 

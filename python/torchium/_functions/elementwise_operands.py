@@ -1,6 +1,4 @@
-"""The operands of torchium.elementwise one by one: which type they are taken as, and whether they lie in memory as the
-kernel wants them, which is one after the other in the order of the result.
-"""
+"""Operands of torchium.elementwise: the type of each, and whether its memory is contiguous in the result's order."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def check_tensor(d: Declaration, t: Tensor, device: torch.device, dtype: torch.d
 
 
 def number(name: str, value: Any, dtype: torch.dtype) -> int | float:
-    """A number as the kernel's parameter takes it. NumPy's numbers have __index__ or __float__ as Python's have."""
+    """The value of a kernel's parameter. NumPy's numbers have __index__ or __float__ as Python's do."""
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         raise TypeError(f"{name} must be a tensor or a number, got {type(value).__name__!r}")
     if dtype.is_floating_point:
@@ -54,8 +52,8 @@ def _kind(dtype: torch.dtype) -> int:
 
 
 def promoted(values: dict[str, Any]) -> torch.dtype:
-    """PyTorch's rule for any number of operands: tensors of a dimension decide, then those without, then numbers; who
-    comes later counts only by a higher kind, as a float among ints."""
+    """PyTorch's promotion for any number of operands: tensors with dimensions, then tensors without, then numbers; a
+    later kind counts only if its category is higher, such as float vs int."""
     ranks: list[list[torch.dtype]] = [[], [], []]
     for value in values.values():
         if isinstance(value, Tensor):
@@ -85,7 +83,7 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
 
 
 def laid_out(v: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The tensor in the layout and shape of `like`: itself where it is so already."""
+    """The tensor in the layout and shape of `like`, without a copy if it already has them."""
     if v.dtype == dtype and v.shape == like.shape and same_layout(v, like) and not v.is_neg():
         return v
     return torch.empty_like(like, dtype=dtype).copy_(v.detach())
@@ -96,7 +94,7 @@ def one(v: Any, dtype: torch.dtype) -> Any:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether the memory between their first and last elements meets."""
+    """Whether the memory ranges of two tensors overlap."""
     if a.numel() == 0 or b.numel() == 0 or a.device != b.device:
         return False
     ends = []
@@ -107,6 +105,6 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def clash(out: Tensor, v: Tensor) -> bool:
-    """Whether writing `out` element by element would change elements of `v` that are read later."""
+    """Whether writing `out` elementwise would change elements of `v` that are read later."""
     same = out.data_ptr() == v.data_ptr() and out.dtype == v.dtype and out.shape == v.shape and same_layout(out, v)
     return not same and overlap(out, v)

@@ -1,6 +1,5 @@
-"""The CUDA C source of torchium.elementwise. Names of the generated text begin with tch_, which the user's may not; the
-user's own text stands under #line, so that the compiler's messages count its lines.
-"""
+"""The CUDA C source of torchium.elementwise. Generated names begin with tch_, which is reserved; the user's text
+follows #line, so that the compiler's messages have its line numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# How an input comes: an array with an element for each of the result, an array of one element, a number.
+# How an input is passed: an array of the result's shape, an array of one element, a number.
 ARRAY, ONE, NUMBER = "array", "one", "number"
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -27,7 +26,7 @@ class _CType(NamedTuple):
     store: str
 
 
-# Half types are computed as float and rounded once, when they are stored.
+# Half precision is computed as float and rounded once, when stored.
 _C_TYPES = {
     "float": _CType("float", "float", 4, "{}", "{}"),
     "double": _CType("double", "double", 8, "{}", "{}"),
@@ -39,11 +38,11 @@ _C_TYPES = {
 _HEADERS = {"half": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
 
 
-# --- reading declarations ---------------------------------------------------------------------------------------------
+# --- parsing declarations ---------------------------------------------------------------------------------------------
 
 
 def declarations(argument: str, declared: Any, types: Mapping[str, Any]) -> list[Declaration]:
-    """ "float x, T y" taken apart."""
+    """Parses "float x, T y"."""
     if not isinstance(declared, str):
         raise TypeError(f"{argument} must be a str such as 'float x', got {type(declared).__name__!r}")
     found = []
@@ -144,9 +143,9 @@ def write(
     preamble: str,
     generic: str | None,
 ) -> tuple[str, int]:
-    """The source of a kernel, and how many elements a thread of a GPU takes at once. Inputs are (declaration, type,
-    kind), outputs (declaration, type); the kernel's parameters are the number of elements, the number of whole packs of
-    elements that may be read and written 16 bytes at a time, the inputs, the outputs."""
+    """The source of a kernel, and the number of elements that a GPU thread processes at once. Inputs are (declaration,
+    type, kind), outputs (declaration, type); the kernel's parameters are the number of elements, the number of packs
+    that may be accessed 16 bytes at a time, the inputs, the outputs."""
     types = {d.name: _C_TYPES[kind] for d, kind, *_ in (*inputs, *outputs)}
     arrays = [d.name for d, _, kind in inputs if kind == ARRAY]
     ones = [d.name for d, _, kind in inputs if kind == ONE]

@@ -1,10 +1,9 @@
-"""Gradients of the matrix functions, one torch.autograd.Function each. Ordinary calls apply these classes themselves;
-torch.library is given their `keep`, as setup_context, and `backward`, so that a formula stands here and nowhere else.
-`forward` keeps the same things itself: a class with a method of the name setup_context takes 20 microseconds more to
-apply.
+"""Gradients of the matrix functions, one torch.autograd.Function each. Eager calls apply these classes; torch.library
+gets their `keep`, as setup_context, and `backward`, so that each formula is written once. `forward` saves the same
+tensors itself: a class with setup_context takes 20 microseconds more to apply.
 
-A backward calls functions of `ops`, which take the short way or the operator as any call does. Those of
-products can therefore be differentiated again; powers and roots end at their first derivative.
+A backward calls functions of `ops`. Those of products can therefore be differentiated again; powers and roots have a
+first derivative only.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.autograd import Function
 
-# ops imports this file: its names are looked up when they are called.
+# ops imports this module: its names are resolved at call time.
 from torchium._functions import dispatch, ops
 
 
 def _fit(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient of a tensor that was broadcast: summed over what it was repeated along."""
+    """Sums the gradient of a broadcast tensor over the repeated dimensions."""
     return gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
 
 
 class Gradient(Function):
-    """`run` is `apply` for ordinary calls: without what that does for torch.func, which is a third of its time."""
+    """`run` is `apply` without its support for torch.func, a third of its time."""
 
     run: ClassVar[Callable[..., Any]]
 
@@ -35,7 +34,7 @@ class Gradient(Function):
 
 
 def _keeping(kernel: Callable[..., Any], tensors: int) -> Callable[[type], type]:
-    """Gives a class its `forward`, which calls the kernel, and `keep`: both keep the tensors, which come first, and the
+    """Gives a class its `forward`, which calls the kernel, and `keep`: both save the tensors, which come first, and the
     numbers after them."""
 
     def forward(ctx: Any, *inputs: Any) -> Any:
@@ -102,7 +101,7 @@ class Matmul(Gradient):
 
 @_keeping(dispatch.symmetric_product, 2)
 class SymmetricProduct(Matmul):
-    """A B is symmetric when A and B commute; its gradient is that of any product."""
+    """A B is symmetric if A and B commute; its gradient is that of a general product."""
 
 
 @_keeping(dispatch.matmul_chunked, 2)
@@ -128,7 +127,7 @@ class Gram(Gradient):
 
 
 def _by_factors(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A gradient [..., m p, n q] with a row for each element of A and a column for each of B: [..., m n, p q]."""
+    """Rearranges a gradient [..., m p, n q] to [..., m n, p q]: a row for each element of A, a column for each of B."""
     (m, n), (p, q) = a.shape[-2:], b.shape[-2:]
     leading = grad.shape[:-2]
     return grad.reshape(*leading, m, p, n, q).transpose(-3, -2).reshape(*leading, m * n, p * q)
@@ -152,7 +151,7 @@ class KroneckerProduct(Gradient):
 
 @_keeping(dispatch.kronecker_matmul, 3)
 class KroneckerMatmul(Gradient):
-    """With X as [n, q, r] and the result as [m, p, r]: out(i, k, c) is the sum of A(i, j) B(k, l) X(j, l, c)."""
+    """With X as [n, q, r] and the result as [m, p, r]: out(i, k, c) = sum of A(i, j) B(k, l) X(j, l, c)."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
@@ -190,7 +189,7 @@ class KroneckerApply(Gradient):
 
 
 def without(message: str) -> type[Function]:
-    """For an operator that has no gradient: says so when one is asked for."""
+    """Raises an error if the gradient of an operator without one is required."""
 
     class Without(Gradient):
         @staticmethod
@@ -205,7 +204,7 @@ def without(message: str) -> type[Function]:
 
 
 def under_transforms(gradient: Any, operator: Any) -> type[Function]:
-    """The same gradient for torch.func, which takes no Function without setup_context, and no operator's own."""
+    """The same gradient for torch.func, which requires setup_context and ignores an operator's own gradient."""
 
     class Transformed(gradient):
         generate_vmap_rule = True

@@ -1,8 +1,8 @@
-"""The operators torch.ops.torchium.*: their schemas, kernels, shape functions, gradients and batching rules, one row
-each in the table below. Importing this file declares them.
+"""The operators torch.ops.torchium.*: schema, kernel, shape function, gradient and batching rule, one row each in the
+table below. Importing this module declares them.
 
-A shape function runs without numbers, when torch.compile or torch.export asks what an operator will return. It must
-give what the kernel gives, contiguous strides included; torch.library.opcheck compares the two.
+Shape functions run without data, under torch.compile or torch.export. They must agree with the kernel, including
+contiguous strides; torch.library.opcheck compares the two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchium._functions import dispatch, gradients, shapes
 # --- shape functions --------------------------------------------------------------------------------------------------
 
 
-# Results that are float64 whatever the arguments are, by their number.
+# Numbers of the results that are always float64.
 _DOUBLES = {"inverse_root": 1, "nearest_kronecker": 2}
 
 
@@ -30,7 +30,7 @@ def _fake_of(schema: str, rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def fake(*args: Any) -> Any:
         tensors = [x for x in args if isinstance(x, Tensor)]
-        if name != "matmul_chunked":  # whose tensors may be on several devices
+        if name != "matmul_chunked":  # which accept tensors on several devices
             dispatch.check_together(**dict(zip(names, tensors, strict=True)))
         made = rule(*(x.shape if isinstance(x, Tensor) else x for x in args))
         if schema.endswith("-> Tensor"):
@@ -43,8 +43,8 @@ def _fake_of(schema: str, rule: Callable[..., Any]) -> Callable[..., Any]:
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-# Schema, rule of shapes, gradient: None where there is none, text where it ends at its first derivative. The kernel is
-# the function of that name in `dispatch`.
+# Schema, rule of shapes, gradient: None if there is none, text if there is only a first derivative. The kernel is the
+# function of that name in `dispatch`.
 _TABLE: list[tuple[str, Callable, Any]] = [
     ("matrix_power(Tensor a, float power, float eps) -> Tensor", shapes.square_like, gradients.MatrixPower),
     (
@@ -84,18 +84,18 @@ _TABLE: list[tuple[str, Callable, Any]] = [
     ),
 ]
 
-# --- declaring them ---------------------------------------------------------------------------------------------------
+# --- registration -----------------------------------------------------------------------------------------------------
 
 
 def _in_front(t: Tensor, dim: int | None, size: int, rank: int) -> Tensor:
-    """The dimension that vmap took away, put before all others; `rank` is how many those are at least."""
+    """Moves the dimension of vmap to the front; `rank` is the minimum number of the others."""
     t = t.movedim(dim, 0) if dim is not None else t.unsqueeze(0)
     t = t.reshape(t.shape[0], *(1,) * (rank + 1 - t.dim()), *t.shape[1:])
     return t.expand(size, *t.shape[1:])
 
 
 def _batching_rule(operator: Callable) -> Callable:
-    """vmap: one more leading dimension, which every function here takes."""
+    """vmap: one more leading dimension, which every function accepts."""
 
     def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
         tensors = [(x, dim) for x, dim in zip(args, in_dims, strict=True) if isinstance(x, Tensor)]
@@ -119,7 +119,7 @@ def _gradient_of(name: str, row: Any) -> Any:
 
 
 def _declare_writing(library: torch.library.Library) -> None:
-    """The one operator that writes to an argument: such have neither a gradient nor a batching rule."""
+    """The only operator that writes to an argument: it has no gradient and no batching rule."""
     library.define("matmul_into(Tensor a, Tensor b, int memory_budget, str device, Tensor(a!) out) -> ()")
     library.impl("matmul_into", dispatch.matmul_into, "CPU")
     library.impl("matmul_into", dispatch.matmul_into, "CUDA")
@@ -139,11 +139,11 @@ def _declare(library: torch.library.Library) -> None:
         torch.library.register_autograd(f"torchium::{name}", gradient.backward, setup_context=gradient.keep)
         operator = getattr(torch.ops.torchium, name).default
         transformed[operator] = gradients.under_transforms(gradient, operator)
-        if hasattr(torch.library, "register_vmap"):  # from 2.5 on; before it, vmap runs an operator in a loop
+        if hasattr(torch.library, "register_vmap"):  # from 2.5 on; earlier versions run an operator in a loop
             torch.library.register_vmap(f"torchium::{name}", _batching_rule(operator))
 
 
-# What torch.func differentiates, by operator.
+# The differentiable function for torch.func, by operator.
 transformed: dict[Any, Any] = {}
 _library = torch.library.Library("torchium", "DEF")
 _declare(_library)

@@ -1,10 +1,8 @@
 """The matrix functions for PyTorch tensors, as operators torch.ops.torchium.* with shape functions and gradients.
 
-A function here has two ways. Where nothing but the numbers is wanted, that is in ordinary eager code, it calls the C
-library at once, or through a torch.autograd.Function where a gradient will be wanted. Where something else listens,
-torch.compile, export, vmap, a profiler, a dispatch mode, a tensor subclass, it calls its operator, whose kernel does
-the same as the short way. The kernels are in `dispatch`, the gradients of both ways in `gradients`, and the operators
-are declared in `operators`.
+In eager mode a function calls the C library directly, or through a torch.autograd.Function if a gradient is required.
+Under torch.compile, export, vmap, a profiler, a dispatch mode or with a tensor subclass, it calls its operator, whose
+kernel does the same.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from torch.autograd import forward_ad
 from torchium import _C
 from torchium._functions import dispatch, gradients
 
-# --- which way a call goes --------------------------------------------------------------------------------------------
+# --- eager or operator ------------------------------------------------------------------------------------------------
 
 
-# Whether anything but the kernels wants to see a call: there is no public way to ask. Where these names are missing,
-# every call goes through its operator, which is right and slower. For ordinary tensors, in code that is run and not
-# looked at, `_recorded` tells whether autograd records the call; for all others it is None.
+# Whether something besides the kernels observes calls: there is no public way to ask. Without these private names every
+# call uses its operator, which is correct and slower. In eager mode, `_recorded` says whether autograd records the
+# call; otherwise it is None.
 try:
     _transforms = torch._C._functorch.peek_interpreter_stack
     _C.set_listeners(
@@ -33,7 +31,7 @@ try:
             (torch._C._len_torch_dispatch_stack, 0),
             (_transforms, None),
             (torch._C._get_tracing_state, None),
-            (torch.autograd._profiler_enabled, False),  # a profiler shows operators by their names
+            (torch.autograd._profiler_enabled, False),  # a profiler shows operators by name
         ),
         attributes=((forward_ad, "_current_level", -1), (torch.compiler, "_is_compiling_flag", False)),
         is_recorded=torch.is_grad_enabled,
@@ -55,7 +53,7 @@ def _check_tensors(**tensors: Any) -> None:
 
 
 def is_hollow(value: Any) -> bool:
-    """A tensor whose storage was shrunk under it, or a list with one."""
+    """A tensor whose storage was shrunk, or a list that contains one."""
     if isinstance(value, (list, tuple)):
         return any(is_hollow(item) for item in value)
     if not isinstance(value, Tensor) or value.layout != torch.strided:
@@ -64,19 +62,19 @@ def is_hollow(value: Any) -> bool:
         last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
         needed = (value.storage_offset() + last + 1) * value.element_size()
         return value.numel() > 0 and value.untyped_storage().nbytes() < needed
-    except (RuntimeError, NotImplementedError):  # it has no storage, and says so
+    except (RuntimeError, NotImplementedError):  # it has no storage
         return False
 
 
 def _check_printable(operator: Any, args: Sequence[Any]) -> None:
-    """Where an argument does not fit its schema PyTorch prints it, and reads memory that is gone."""
+    """If an argument does not match its schema, PyTorch prints it, which would read freed memory."""
     for argument, value in zip(operator._schema.arguments, args, strict=False):
         if str(argument.type) != "Tensor" and is_hollow(value):
             raise TypeError(f"{argument.name} must be a {argument.type}, got a tensor without storage")
 
 
 def _through(operator: Any, *args: Any) -> Any:
-    """By its operator, so that whoever listens sees it."""
+    """Calls the operator, which is visible to observers."""
     if not torch.compiler.is_compiling():
         _check_printable(operator, args)
         if _transforms() is not None:
@@ -93,12 +91,12 @@ def _refuse_gradient(function: str, **tensors: Any) -> None:
             )
 
 
-# --- the functions, as in torchium.linalg -----------------------------------------------------------------------------
+# --- the functions of torchium.linalg ---------------------------------------------------------------------------------
 
 
 def _function(name: str, tensors: str, gradient: Any = None) -> Callable[..., Any]:
-    """The function of that name in `dispatch`, whose first arguments are these tensors; without a gradient it refuses
-    those that require one."""
+    """Calls the function of that name in `dispatch`, whose first arguments are these tensors. Without a gradient it
+    rejects tensors that require one."""
     kernel, count = getattr(dispatch, name), len(tensors)
 
     def function(*args: Any) -> Any:
@@ -178,5 +176,5 @@ def nearest_kronecker(
     return tuple(three) if return_error else tuple(three[:2])
 
 
-# Declares torch.ops.torchium: after the functions, which the gradients call.
+# Declares torch.ops.torchium, after the functions, which the gradients call.
 from torchium._functions import operators  # noqa: E402

@@ -1,7 +1,6 @@
-"""Shapes of results from shapes of arguments, for every kind of array. Everything here works on tuples alone, also on
-symbolic ones of torch.compile, and says in a ValueError which argument is wrong; what only matters to the arithmetic is
-left to the C library to check. The rules take the arguments of their function, arrays as shapes.
-"""
+"""Shapes of results from shapes of arguments, for every kind of array. All functions work on tuples, including symbolic
+ones of torch.compile, and name a wrong argument in a ValueError; other checks are left to the C library. The rules take
+the arguments of their function, with shapes for arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def square(name: str, shape: Sequence[int]) -> tuple[Shape, int]:
 
 
 def square_like(a: Sequence[int], *numbers: Any) -> Shape:
-    """Of a function whose result is as `a`, which is square."""
+    """For a function whose result has the shape of `a`, which is square."""
     square("a", a)
     return tuple(a)
 
@@ -47,7 +46,7 @@ def eigh(a: Sequence[int]) -> tuple[Shape, Shape]:
 
 
 def broadcast(*named: tuple[str, Shape]) -> Shape:
-    """Leading dimensions of several arguments as one, by NumPy's rules."""
+    """Broadcasts leading dimensions, by NumPy's rules."""
     first_name, result = named[0]
     for name, shape in named[1:]:
         if shape == result:

@@ -1,7 +1,6 @@
-"""What else of PyTorch may look at a call. Tensors of a transform of torch.func have no memory that the library could
-read, and a hook on one would see a stage of the transform and not the numbers of a backward pass. The compiler of
-torch.compile is kept out of what it could not follow.
-"""
+"""PyTorch features that intercept calls. Tensors of torch.func transforms have no memory that the library could read,
+and hooks on them see a stage of the transform instead of the values of a backward pass. torch.compile is disabled for
+code it cannot trace."""
 
 from __future__ import annotations
 
@@ -12,14 +11,13 @@ import torch
 
 __all__ = ["in_transform", "untraced"]
 
-# torch.compiler.disable loads the compiler when a module is imported; this one, which torch.optim itself uses, when
-# what it decorates is first called.
+# torch.compiler.disable imports the compiler immediately; this one, which torch.optim itself uses, at the first call.
 _disable: Any = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def untraced(function: _Function) -> _Function:
-    """The function, which torch.compile does not look into; with its own type, for type checkers."""
+    """The function, excluded from torch.compile, with the same type for type checkers."""
     return _disable(function)
 
 

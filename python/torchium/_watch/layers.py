@@ -1,8 +1,7 @@
-"""The parts of a model, and from a module of torch.nn to the library's description of a layer: the one place that
-knows both.
+"""The parts of a model: the only conversion from modules of torch.nn to the library's description of a layer.
 
-A module has a description only where its forward is the class's own and its weight is an ordinary parameter: a subclass
-that computes something else, or a weight that is computed from others (parametrize, weight_norm), has none.
+Only modules with the class's own forward and an ordinary weight parameter have a description: not subclasses that
+compute something else, nor computed weights (parametrize, weight_norm).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if _RMS_NORM is not None:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One module of a model: a layer, with the library's description of it, or a unit, for which that is None."""
+    """A module of a model: a layer, with the library's description, or a unit, with None."""
 
     name: str
     module: nn.Module
@@ -48,7 +47,7 @@ class Part:
         return f"{self.name or 'the model'} ({type(self.module).__name__})"
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Those of its parameters that gradients are wanted of now, by their names in it."""
+        """Its parameters that require gradients now, by their names in it."""
         if self.description is None:
             return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         own = self.module._parameters
@@ -64,7 +63,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether `weight` and `bias` are all that the module has of its own, and the weight has its numbers already."""
+    """Whether `weight` and `bias` are the module's only parameters, and the weight is initialized."""
     own = dict(module.named_parameters(recurse=False))
     weight = own.get("weight")
     if weight is None or nn.parameter.is_lazy(weight) or not own.keys() <= {"weight", "bias"}:
@@ -77,7 +76,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def layer_of(module: nn.Module, rounded: bool = True) -> _C.Layer | None:
-    """The library's description of a layer, or None where it has none.
+    """The library's description of a layer, or None.
 
     `rounded`: on a GPU with TF32, whether norms, Gram matrices and curvature may round float32 operands to 11 bits.
     """
@@ -88,14 +87,14 @@ def layer_of(module: nn.Module, rounded: bool = True) -> _C.Layer | None:
 
 
 def bag_layer_of(module: nn.Module) -> _C.Layer | None:
-    """An embedding bag as the library's embedding, whose positions the caller makes of the bags; None for others."""
+    """An embedding bag as an embedding, whose positions the caller makes from the bags; None for others."""
     if not isinstance(module, nn.EmbeddingBag) or type(module).forward is not nn.EmbeddingBag.forward:
         return None
     return _C.Layer("embedding", **describe(module, "embedding")) if _is_plain(module) else None
 
 
 def describe(module: nn.Module, kind: str) -> dict[str, object]:
-    """The options that a kind of layer has, by their names in tch_layer."""
+    """The options of a kind of layer, by their names in tch_layer."""
     if kind == "conv":
         return _describe_convolution(module)
     if kind == "embedding":
@@ -110,7 +109,7 @@ def describe(module: nn.Module, kind: str) -> dict[str, object]:
 
 
 def _eps(module: nn.Module) -> float:
-    """RMSNorm's own, where none was given, is that of the type it computes in, which for half types is float32."""
+    """RMSNorm's default is that of the type it computes in, float32 for half precision."""
     if module.eps is not None:
         return module.eps
     return torch.finfo(torch.float64 if module.weight.dtype == torch.float64 else torch.float32).eps
@@ -130,7 +129,7 @@ def _describe_convolution(module: _ConvNd) -> dict[str, object]:
 
 
 def _padding(module: _ConvNd) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """At the beginning and the end of each dimension. 'same' puts the odd one at the end."""
+    """Padding at the beginning and end of each dimension. 'same' puts an odd element at the end."""
     if module.padding == "valid":
         return (0,) * len(module.kernel_size), (0,) * len(module.kernel_size)
     if module.padding != "same":
@@ -141,7 +140,7 @@ def _padding(module: _ConvNd) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def has_batch(module: nn.Module, kind: str, x: torch.Tensor) -> bool:
-    """Whether an input has the samples' dimension; PyTorch takes single samples too."""
+    """Whether an input has the batch dimension; PyTorch accepts single samples too."""
     if kind == "conv":
         return x.ndim == len(module.kernel_size) + 2
     if kind == "embedding":

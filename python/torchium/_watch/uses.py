@@ -1,4 +1,4 @@
-"""What is known of one call of a part of a model, and who gets it."""
+"""One call of a part of a model, and the interface of observers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Use:
-    """One call of a part, in the round that a pass through the model is. Of a layer: its input and, once there, its
-    output's gradient. `parameters` are those whose per-sample gradients are wanted, `batch` the number of samples."""
+    """One call of a part in one pass through the model. For a layer: its input and later its output's gradient.
+    `parameters` are those whose per-sample gradients are required, `batch` the number of samples."""
 
     __slots__ = ("__weakref__", "batch", "gradient", "input", "parameters", "part", "round", "sink", "version")
 
@@ -31,7 +31,7 @@ class Use:
         self.parameters, self.batch = parameters or {}, batch
         self.input: Tensor | None = None
         self.gradient: Tensor | None = None
-        self.version: int | None = None  # of the input, where it must not change
+        self.version: int | None = None  # of the input, which must not be modified
 
     def release(self) -> None:
         self.input = self.gradient = None
@@ -41,20 +41,20 @@ class Sink(Protocol):
     """An observer. Called in the backward pass, except for `made`."""
 
     def made(self, use: Use) -> None:
-        """A part was called: its gradients may come."""
+        """A part was called; its gradients may follow."""
 
     def arrived(self, use: Use) -> None:
-        """The input and the output's gradient of a layer are there."""
+        """The input and the output's gradient of a layer are complete."""
 
     def formed(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """The gradients [B, ...] of a unit's parameter are there."""
+        """The gradients [B, ...] of a unit's parameter are complete."""
 
 
-# --- several uses as one ----------------------------------------------------------------------------------------------
+# --- merging uses -----------------------------------------------------------------------------------------------------
 
 
 def joined(part: Part, pairs: list[Pair]) -> Pair:
-    """The uses of a linear, embedding, layer norm or RMS norm layer as one use with the positions of all."""
+    """Merges the uses of a linear, embedding, layer norm or RMS norm layer into one with all positions."""
     kept = len(part.module.normalized_shape) if part.kind in ("layer_norm", "rms_norm") else 1
     rank = 1 if part.kind == "embedding" else 1 + kept
     inputs, gradients = zip(*pairs, strict=True)
@@ -65,7 +65,7 @@ def joined(part: Part, pairs: list[Pair]) -> Pair:
 
 
 def positions(x: Tensor, rank: int) -> Tensor:
-    """[B, T] or [B, T, features] for any number of middle dimensions; `rank` is what comes out, less the samples."""
+    """[B, T] or [B, T, features] for any number of middle dimensions; `rank` is the result's, without the samples."""
     middle = 1
     for size in x.shape[1 : x.dim() + 1 - rank]:
         middle *= size

@@ -1,7 +1,7 @@
-"""What is between a layer's call and its gradient, for whoever watches.
+"""Connects a layer's call with its gradient.
 
-The gradient is taken by a hook on the output tensor. Such a hook costs least of all that PyTorch has, less than a
-module's backward hook, and sees the gradient of the output as it was before any operation in place that follows.
+The gradient comes from a hook on the output tensor. It is cheaper than a module's backward hook, and sees the gradient
+of the output before any in-place operation that follows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torchium._watch.uses import Use
 
 __all__ = ["Hook", "Watch", "backward_number", "remove_all"]
 
-# The number of the backward pass at work, -1 outside: there is no public way to tell whether two hooks were called by
-# one. Without it every pass is -1.
+# The id of the current backward pass, -1 outside: there is no public way to tell whether two hooks belong to the same
+# one. Without the private name it is always -1.
 backward_number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class Hook:
-    """A hook on a module. A copy of the module, or one from a pickle, is another module: its hook does nothing."""
+    """A hook on a module. In a copy or unpickled module it does nothing."""
 
     def __init__(self, call: Callable[..., None] | None = None) -> None:
         self._call = call
@@ -40,9 +40,9 @@ class Hook:
 
 
 class Watch:
-    """Looks at the layers of one model. How it learns of their calls is for the classes made from this one."""
+    """Observes the layers of one model. Subclasses define how it learns of their calls."""
 
-    # What is said of a part that is run inside a transform of torch.func, and of a second backward pass.
+    # The messages for a part inside a transform of torch.func, and for a second backward pass.
     INSIDE_TRANSFORM: ClassVar[str]
     SECOND_BACKWARD: ClassVar[str]
 
@@ -53,7 +53,7 @@ class Watch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Passes inside are not looked at."""
+        """Passes inside are not observed."""
         before, self.enabled = self.enabled, False
         try:
             yield
@@ -61,27 +61,26 @@ class Watch:
             self.enabled = before
 
     def trainable(self, part: Part) -> dict[str, nn.Parameter]:
-        """Its parameters that gradients are to be seen of, none where nothing is. What runs inside a transform is
-        refused: not looking would leave the loss's own pass out without a word."""
+        """The parameters whose gradients are to be observed, if any. A call inside a transform is an error: ignoring it
+        would silently omit the loss's own pass."""
         parameters = part.trainable() if self.enabled and torch.is_grad_enabled() else {}
         if parameters and in_transform():
             raise RuntimeError(self.INSIDE_TRANSFORM.format(part=part))
         return parameters
 
     def expect(self, use: Use, output: Tensor, arrive: Callable[[Tensor], None] | None = None) -> None:
-        """A part has returned this output: its gradient will come, to `arrive` where that is not the watch's own."""
+        """A part has returned this output: its gradient is passed to `arrive`, by default the watch's."""
         use.sink.made(use)
         _on_gradient(output, arrive or functools.partial(self.arrive, use))
 
     def arrive(self, use: Use, gradient: Tensor) -> None:
-        """The gradient of an output, to whom the use is for; the input in the type that the layer computed in, which
-        autocast may have chosen."""
+        """Passes the gradient of an output on; the input in the layer's compute type, which autocast may set."""
         x = use.input
         if x is None:
             raise RuntimeError(self.SECOND_BACKWARD.format(part=use.part))
         if use.version is not None and x._version != use.version:
             raise RuntimeError(f"the input of {use.part.title} was modified in place after its forward")
-        if torch.is_grad_enabled():  # a backward pass that is to be differentiated itself
+        if torch.is_grad_enabled():  # a backward pass that is itself differentiated
             with torch.no_grad():
                 self.arrive(use, gradient.detach())
             return
@@ -92,8 +91,8 @@ class Watch:
 
 
 def _on_gradient(output: Tensor, arrive: Callable[[Tensor], None]) -> None:
-    """Calls `arrive` with the gradient by the output as it is now. Some layers return a view of what they have
-    computed, and a hook on a view is lost in an operation in place: there the hook is on what the view is of."""
+    """Calls `arrive` with the gradient of the current output. Some layers return a view, and an in-place operation
+    would lose a hook on a view: there the hook is on its base."""
     base = output._base  # the only way to ask for it
     if base is None or base.grad_fn is None or base.numel() != output.numel():
         output.register_hook(arrive)
@@ -103,7 +102,7 @@ def _on_gradient(output: Tensor, arrive: Callable[[Tensor], None]) -> None:
 
 
 def remove_all(handles: list[Any]) -> None:
-    """Takes hooks off."""
+    """Removes hooks."""
     for handle in handles:
         handle.remove()
     handles.clear()
