@@ -1,14 +1,14 @@
-"""torchium's optimizers by name in other people's software, and their statistics in loggers.
+"""torchium's optimizers by name in other frameworks, and their statistics in loggers.
 
-Functions are below. These classes are made when they are first named, since they derive from a framework's own:
+Functions are below. These classes derive from a framework's and are created on first use:
 
 - `TrainerStats`, `LightningStats`: callbacks of Hugging Face's Trainer and of Lightning that log `stats()`;
 - `AxolotlPlugin`: for `plugins:` of an Axolotl configuration;
 - `AutomodelOptimizer`: for `_target_:` of the optimizer in a NeMo Automodel configuration;
-- `TitanOptimizers`: a torchtitan OptimizersContainer that knows optimizers of torchium.
+- `TitanOptimizers`: a torchtitan OptimizersContainer with torchium's optimizers.
 
-Each optimizer is made from the model, so that embeddings and output layers get AdamW. Nothing but PyTorch is imported
-before it is needed.
+Optimizers are constructed from the model, so that embeddings and output layers get AdamW. Only PyTorch is imported
+eagerly.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def _options_of(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options of a configuration: a mapping, or "key=value,key=value"; numbers may be text, as "1e-3" is in YAML."""
+    """Parses options: a mapping, or "key=value,key=value"; numbers may be text, as "1e-3" is in YAML."""
     if isinstance(given, str):
         given = dict(pair.split("=") for pair in given.replace(" ", "").split(","))
     options = {}
@@ -53,7 +53,7 @@ def _options_of(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _options_from(arguments: Any, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, and where they say nothing the numbers of a transformers.TrainingArguments."""
+    """Options, with defaults from a transformers.TrainingArguments."""
     found = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     key = "betas" if name == "adamw" else "adamw_betas"
     if name not in (*_OF_MODEL, "lion", "sgd") and not {"adamw", key} & options.keys():
@@ -63,13 +63,13 @@ def _options_from(arguments: Any, name: str, options: Mapping[str, Any]) -> dict
 
 
 def make_optimizer(model: torch.nn.Module, arguments: Any = None, /, *, name: str = "muon", **options: Any) -> Any:
-    """`torchium.create_optimizer` as frameworks call it; biases and norms get no weight decay, as is usual there.
+    """`torchium.create_optimizer` as frameworks call it; biases and norms get no weight decay.
 
     Args:
-        model: what is to be trained, wrapped or not.
-        arguments: a transformers.TrainingArguments, for the learning rate, the weight decay and AdamW's numbers.
+        model: the model, wrapped or not.
+        arguments: a transformers.TrainingArguments, for the learning rate, the weight decay and AdamW's options.
         name: as for `create_optimizer`.
-        options: the optimizer's own; they come before `arguments`.
+        options: of the optimizer; they override `arguments`.
     """
     name = name.lower()
     if arguments is not None:
@@ -84,15 +84,15 @@ def trainer_optimizer(name: str = "muon", arguments: Any = None, /, **options: A
 
     Args:
         name: as for `torchium.create_optimizer`.
-        arguments: the TrainingArguments, for the learning rate, the weight decay and AdamW's numbers.
-        options: the optimizer's own; they come before `arguments`.
+        arguments: the TrainingArguments, for the learning rate, the weight decay and AdamW's options.
+        options: of the optimizer; they override `arguments`.
     """
     found = _options_from(arguments, name.lower(), options) if arguments else options
     return (lambda: make_optimizer), {"name": name, **found}
 
 
 def _divided(groups: Iterable[dict[str, Any]], adamws: set[torch.Tensor], name: str) -> list[dict[str, Any]]:
-    """The same groups, with those parameters apart that get AdamW."""
+    """Splits groups, so that parameters with AdamW are separate."""
     divided = []
     for group in groups if name.lower() not in _FIRST_ORDER else ():
         for chosen in (False, True):
@@ -103,7 +103,7 @@ def _divided(groups: Iterable[dict[str, Any]], adamws: set[torch.Tensor], name: 
 
 
 def _elementwise_of(model: torch.nn.Module) -> set[torch.Tensor]:
-    """What gets AdamW in a part of a model: only an output layer that is called one, since another part may have it."""
+    """The parameters of a part of a model with AdamW: output layers only by name, since they may be in another part."""
     heads = {p for n, p in model.named_parameters() if n.split(".")[-2:-1] in (["lm_head"], ["output"], ["head"])}
     return {p for p, reason in reasons_of(model).items() if reason != "output layer" or p in heads}
 
@@ -112,7 +112,7 @@ def _elementwise_of(model: torch.nn.Module) -> set[torch.Tensor]:
 
 
 def _optimizers(optimizer: Any) -> list[Any]:
-    """Those with statistics in what frameworks wrap or chain."""
+    """The optimizers with statistics inside wrappers and chains."""
     if isinstance(optimizer, (list, tuple)):
         return [inner for each in optimizer for inner in _optimizers(each)]
     for name in ("optimizers", "chained_optimizers", "optimizer"):
@@ -129,12 +129,12 @@ def _stats_of(optimizer: Any, prefix: str) -> dict[str, float]:
 
 
 def log_stats(optimizer: Any, writer: Any, step: int | None = None, *, prefix: str = "optimizer/") -> dict[str, float]:
-    """Writes `optimizer.stats()`, and returns it. Synchronizes with the device: call it once in many steps.
+    """Logs `optimizer.stats()`, and returns it. Synchronizes: call it once in many steps.
 
     Args:
-        optimizer: one of torchium.optim, wrapped or not; of several each has its number in the names.
+        optimizer: one of torchium.optim, wrapped or not; several are numbered in the names.
         writer: a run of Weights & Biases or `wandb` itself, a SummaryWriter of TensorBoard, a logger of Lightning, an
-            Accelerator, or anything else with `log(values, step=)`, `log_metrics(values, step)` or `add_scalar`.
+            Accelerator, or any object with `log(values, step=)`, `log_metrics(values, step)` or `add_scalar`.
         step: the number of the step.
         prefix: of every name.
     """
@@ -154,7 +154,7 @@ def log_stats(optimizer: Any, writer: Any, step: int | None = None, *, prefix: s
 
 
 def add_stats(trainer: Any) -> None:
-    """Adds the statistics to what a Hugging Face Trainer logs and reports to Weights & Biases, TensorBoard and others.
+    """Adds the statistics to the logs of a Hugging Face Trainer, and so to Weights & Biases, TensorBoard and others.
 
     Args:
         trainer: the Trainer.
@@ -166,14 +166,14 @@ def _trainer_stats() -> type:
     from transformers import TrainerCallback
 
     class TrainerStats(TrainerCallback):
-        """Adds `stats()` to what Trainer logs, for the callbacks after this one."""
+        """Adds `stats()` to Trainer's logs, for the callbacks after this one."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
             if (state.global_step + 1) % max(1, state.logging_steps or 1) == 0:
                 [each.measure_update() for each in _optimizers(optimizer)]
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
-            if "loss" in (logs or ()):  # and not those of an evaluation, or the last ones
+            if "loss" in (logs or ()):  # but not of an evaluation, or the last ones
                 stats = _stats_of(given["optimizer"], "optimizer/")
                 logs.update(stats)
                 state.log_history[-1].update(stats)
@@ -206,7 +206,7 @@ def _axolotl_plugin() -> type:
     from axolotl.integrations.base import BasePlugin
 
     class AxolotlPlugin(BasePlugin):
-        """Gives Axolotl's trainer the optimizer that `optim_args:` names; the rest is from the training arguments."""
+        """Gives Axolotl's trainer the optimizer of `optim_args:`; the training arguments provide the other options."""
 
         def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
             options = _options_of(cfg.optim_args)
@@ -217,12 +217,12 @@ def _axolotl_plugin() -> type:
 
 
 def register_llamafactory(name: str = "muon", **options: Any) -> None:
-    """Makes LLaMA-Factory train with this optimizer: call it before `llamafactory.train.tuner.run_exp`. In its version
-    1 the optimizer is the plugin "torchium" of `optim_config`, whose other keys come before `options`.
+    """Makes LLaMA-Factory use this optimizer: call it before `llamafactory.train.tuner.run_exp`. In its version 1 the
+    optimizer is the plugin "torchium" of `optim_config`, whose other keys override `options`.
 
     Args:
         name: as for `torchium.create_optimizer`.
-        options: the optimizer's own; they come before the training arguments.
+        options: of the optimizer; they override the training arguments.
     """
 
     def create_custom_optimizer(model: Any, training_args: Any, finetuning_args: Any) -> Any:
@@ -245,7 +245,7 @@ def register_swift(key: str = "torchium") -> None:
     """Adds an optimizer to ms-swift, for `--optimizer`; `--optim_args` has its name and options.
 
     Args:
-        key: what it is called there.
+        key: its name there.
     """
     swift = importlib.import_module("swift.optimizers")
 
@@ -262,7 +262,7 @@ def _automodel_optimizer() -> type:
 
     @dataclasses.dataclass
     class AutomodelOptimizer(OptimizerConfig):
-        """The optimizer of a NeMo Automodel recipe: name, lr, weight_decay, and `options` for all else."""
+        """The optimizer of a NeMo Automodel recipe: name, lr, weight_decay, and `options` for the rest."""
 
         supports_megatron_fsdp_sharding = False
         name: str = "muon"
@@ -288,7 +288,7 @@ def _titan_optimizers() -> type:
     from torchtitan.components.optimizer import OptimizersContainer
 
     class TitanOptimizers(OptimizersContainer):
-        """torchtitan's container; `optimizer_name` may also be that of a class, as "torchium.Muon"."""
+        """torchtitan's container; `optimizer_name` may also be a class name, as "torchium.Muon"."""
 
         @dataclasses.dataclass(kw_only=True, slots=True)
         class Config(OptimizersContainer.Config):  # type: ignore[name-defined, misc]
@@ -326,15 +326,15 @@ def megatron_optimizer(
     **options: Any,
 ) -> Any:
     """An optimizer for Megatron Core, in place of its `get_megatron_optimizer`: in float32 or bfloat16, without the
-    distributed optimizer. Under tensor parallelism each rank's part of a matrix is a matrix.
+    distributed optimizer. Under tensor parallelism each rank's shard of a matrix is a separate matrix.
 
     Args:
         config: Megatron's OptimizerConfig, for the learning rate and the weight decay.
         model_chunks: the chunks of the model.
-        config_overrides: as Megatron has them.
+        config_overrides: as in Megatron.
         pg_collection: Megatron's process groups, if they are not the global ones.
         name: as for `torchium.create_optimizer`; not "kfac" or "natural".
-        options: the optimizer's own.
+        options: of the optimizer.
     """
     from megatron.core import optimizer as core
     from megatron.core.optimizer import optimizer as wrappers
@@ -361,11 +361,11 @@ def megatron_optimizer(
 
 
 def register_megatron(name: str = "muon", **options: Any) -> None:
-    """Puts `megatron_optimizer` in the place of `get_megatron_optimizer`: call it before Megatron's `pretrain`.
+    """Replaces `get_megatron_optimizer` by `megatron_optimizer`: call it before Megatron's `pretrain`.
 
     Args:
         name: as for `megatron_optimizer`.
-        options: the optimizer's own.
+        options: of the optimizer.
     """
 
     def get_megatron_optimizer(

@@ -1,5 +1,5 @@
-"""A few computations whose results are known, on every device that can be used: the doctor's last question. Each
-returns a sentence with a figure, or raises; none takes longer than a moment."""
+"""Quick computations with known results on every usable device, for `python -m torchium`. Each returns a sentence with
+a figure, or raises."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 Result = dict[str, Any]
 
 _SIZE = 48
-# A float32 root of a matrix with condition number 100 is good to about 1e-5.
+# The error of a float32 root of a matrix with condition number 100 is about 1e-5.
 _LARGEST_RESIDUAL = 1e-3
 
 
 def run(*, numpy: bool, torch: bool) -> list[Result]:
-    """The tests that the installed packages allow. `passed` is None for one that could not be tried."""
+    """The tests that the installed packages allow. `passed` is None for one that could not run."""
     from torchium import _C
 
     results = []
@@ -47,7 +47,7 @@ def _result(device: str, name: str, passed: bool | None, result: str) -> Result:
 def _attempt(device: str, name: str, test: Callable[[], str]) -> Result:
     try:
         return _result(device, name, True, test())
-    except Exception as error:  # a failure of any kind is an answer here
+    except Exception as error:  # any failure is a result
         return _result(device, name, False, f"{type(error).__name__}: {error}")
 
 
@@ -86,7 +86,7 @@ def _root_with_torch(device: str) -> str:
 
 
 def _step(device: str) -> str:
-    """Least squares: whatever the direction, a first short step must lower the loss."""
+    """Least squares: a short first step lowers the loss for any method."""
     import torch
 
     from torchium.optim import Shampoo

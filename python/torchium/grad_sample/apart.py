@@ -1,9 +1,7 @@
-"""Where the samples are in the arguments and results of a module that is run sample by sample, and whether it keeps
-them apart: what it computes for a sample by itself must be what it computes for it among the others, else a single
-sample has no gradient of its own. Both are found by running the module on one sample at a time and on the whole batch:
-once for a module, and once more when it or a module inside it has been put into another mode, or is called or returns
-otherwise; there the host waits for the device.
-"""
+"""The batch dimensions in the arguments and results of a module that is run per sample, and whether it treats samples
+independently: its result for a sample must not depend on the others, or a per-sample gradient does not exist. Both are
+determined by running the module on single samples and on the whole batch: once per module, and again after a change of
+mode or of the kinds of arguments or results; only then this synchronizes."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """The dimension of the samples in each argument, None where all share it, and in each tensor of the results."""
+    """The batch dimension of each argument, None if shared, and of each tensor of the results."""
 
     arguments: list[int | None]
     results: list[int]
 
 
-# The layout, or why there is none, by the modes of a module and of those inside it and by the kinds of its arguments.
+# The layout, or why there is none, by the modes of a module and its submodules and by the kinds of its arguments.
 _found: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layout | str]] = weakref.WeakKeyDictionary()
 
 _MIXES = (
@@ -43,8 +41,8 @@ _NO_DIMENSION = (
 
 
 def layout_of(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter], anew: bool) -> Layout | str:
-    """The layout of a call, or why it has none, as the end of a sentence; `anew` where what was found before does not
-    fit. With one sample any layout is right."""
+    """The layout of a call, or why it has none, as the end of a sentence; `anew` if the previous one does not fit. With
+    one sample any layout is right."""
     if call.size < 2:
         return Layout(call.dims, [])
     known = _found.setdefault(unit.module, {})
@@ -57,8 +55,8 @@ def layout_of(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Para
 
 
 def _search(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter]) -> Layout | str:
-    """By the first choice of the arguments' dimensions that keeps the samples apart; if none does, what is wrong with
-    the usual one."""
+    """Uses the first choice of batch dimensions with independent samples; if there is none, reports the problem of the
+    usual choice."""
     failures: list[str | RuntimeError] = []
     for dims in call.choices():
         try:
@@ -75,8 +73,8 @@ def _search(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parame
 
 
 def _try(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter]) -> list[int] | str:
-    """The dimensions of the results, or why they have none."""
-    # They ask for gradients as in the pass itself, without which some modules of PyTorch take another way.
+    """The batch dimensions of the results, or why they have none."""
+    # Requires gradients as in the actual pass: without them some PyTorch modules use another implementation.
     shared = {f"inner.{name}": p.detach().requires_grad_() for name, p in parameters.items()}
     own = {name: p.expand(call.size, *p.shape) for name, p in shared.items()}
 
@@ -93,7 +91,8 @@ def _try(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter
         return dims
     if len(rows) != len(among) or _are_close(whole(call, draws=1), among):
         return _MIXES
-    # Random numbers are drawn. With the same numbers, other samples at the end must not change those at the beginning.
+    # For modules that draw random numbers: with the same ones, replacing the last samples must not change the results
+    # of the first.
     half = call.size // 2
     first, other = (
         [t.narrow(dim, 0, half) for t, dim in zip(_tensors(results), dims, strict=True)]
@@ -103,7 +102,7 @@ def _try(unit: UnitForward, call: SampleCall, parameters: dict[str, nn.Parameter
 
 
 def _run(module: nn.Module, device: torch.device, forward: Callable[[], Any], draws: int) -> Any:
-    """What a run returns, which leaves generators and buffers as they were; it begins after so many draws."""
+    """The results of a run that restores generators and buffers; it begins after `draws` draws."""
     buffers = [(b, b._version, b.clone()) for b in module.buffers()]
     devices = [] if device.type == "cpu" else [device]
     try:
@@ -119,8 +118,8 @@ def _run(module: nn.Module, device: torch.device, forward: Callable[[], Any], dr
 
 
 def _result_dims(size: int, rows: list[Tensor], among: list[Tensor]) -> list[int] | str:
-    """The dimension of each result that has this size for the whole batch and 1 for one sample. No two can, since the
-    others are the same for both."""
+    """The dimension of each result that has this size for the batch and 1 for one sample. It is unique: other
+    dimensions are equal in both."""
     one, whole = [list(t.shape[1:]) for t in rows], [list(t.shape) for t in among]
     dims = [
         d
@@ -136,7 +135,8 @@ def _tensors(results: list[Any]) -> list[Tensor]:
 
 
 def _are_close(x: list[Any], y: list[Any]) -> bool:
-    """As two ways to compute the same thing are: half of the digits are, of the largest number of a tensor."""
+    """Equality up to the rounding of two implementations: half of the digits, relative to the largest number of a
+    tensor."""
     x, y = _tensors(x), _tensors(y)
     return [t.shape for t in x] == [t.shape for t in y] and all(
         _is_close(a.detach(), b.detach()) for a, b in zip(x, y, strict=True)

@@ -1,8 +1,7 @@
-"""Embedding bags, by the library's rule for embeddings: a bag is a sample, its tokens are its positions, and each has
-its share of the gradient of the bag's one row.
+"""Embedding bags, by the library's rule for embeddings: a bag is a sample, its tokens are positions, each with its
+share of the gradient of the bag's row.
 
-Bags that come by offsets are laid side by side here, all as long as the longest. How long that is the host must know:
-there, and only there, it waits for the device.
+Bags given by offsets are padded to the length of the longest, which requires the only synchronization.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torchium._watch.uses import Use
 from torchium.grad_sample.forwards import LayerForward, spread
 
-NO_TOKEN = -1  # outside of every table, so that it has no gradient
+NO_TOKEN = -1  # outside of every table, so without a gradient
 
 
 class BagForward(LayerForward):
@@ -39,17 +38,17 @@ class BagForward(LayerForward):
 
 
 class FlatBags(NamedTuple):
-    """All tokens one after the other, and where each bag begins and ends."""
+    """All tokens concatenated, and the beginning and end of each bag."""
 
     tokens: Tensor
     starts: Tensor
     ends: Tensor
     weights: Tensor | None
-    length: int | None  # of every bag, where they have one
+    length: int | None  # of every bag, or None
 
 
 def flat_bags(module: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> FlatBags:
-    """From the arguments of a call that PyTorch has found to be right."""
+    """From arguments that PyTorch has validated."""
     if input.is_nested:
         ends = input.offsets()
         weights = None if weights is None else weights.values().reshape(-1)
@@ -66,7 +65,7 @@ def flat_bags(module: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, we
 
 
 def counted(module: nn.EmbeddingBag, flat: FlatBags) -> Tensor:
-    """[B, 1]: the tokens of each bag, without those that are padding."""
+    """[B, 1]: the number of tokens of each bag, without padding."""
     if module.padding_idx is None:
         return (flat.ends - flat.starts).unsqueeze(1)
     before = nn.functional.pad((flat.tokens != module.padding_idx).cumsum(0), (1, 0))
@@ -74,7 +73,7 @@ def counted(module: nn.EmbeddingBag, flat: FlatBags) -> Tensor:
 
 
 class SumOfBags:
-    """Or the mean: every token of a bag has the bag's gradient, times its weight."""
+    """Sum or mean: every token of a bag has the bag's gradient times its weight."""
 
     def __init__(self, module: nn.EmbeddingBag, flat: FlatBags) -> None:
         self.counts = counted(module, flat).clamp(min=1) if module.mode == "mean" else None
@@ -89,7 +88,7 @@ class SumOfBags:
         self.weights = None if flat.weights is None else flat.weights.detach()[places].masked_fill(outside, 0.0)
 
     def shares(self, gradient: Tensor) -> Tensor:
-        """[B, L, d]: one row over and over where all tokens of a bag have the same share."""
+        """[B, L, d]: an expanded row if all tokens of a bag have equal shares."""
         if self.counts is not None:
             gradient = gradient / self.counts
         gradient = gradient.unsqueeze(1)
@@ -99,13 +98,13 @@ class SumOfBags:
 
 
 class LargestOfBags:
-    """A position for each column, whose token is the one that the largest number there came from."""
+    """A position for each column, with the token of the maximum."""
 
     def __init__(self, module: nn.EmbeddingBag, flat: FlatBags) -> None:
         count, width = flat.starts.numel(), module.embedding_dim
         self.tokens = torch.full((count, width), NO_TOKEN, device=flat.tokens.device)
         if count > 0 and flat.tokens.numel() > 0:
-            # PyTorch's own forward says which, also where several are equally large.
+            # PyTorch's forward decides, also in case of ties.
             bounds = torch.cat([flat.starts, flat.ends[-1:]]).to(flat.tokens.dtype)
             found = torch.embedding_bag(
                 module.weight.detach(), flat.tokens, bounds, False, 2, False, None, True, module.padding_idx
@@ -113,5 +112,5 @@ class LargestOfBags:
             self.tokens = found[:count].long().masked_fill(counted(module, flat) == 0, NO_TOKEN)
 
     def shares(self, gradient: Tensor) -> Tensor:
-        """[B, d, d]: to a position, its own column of the gradient."""
+        """[B, d, d]: each position gets its column of the gradient."""
         return torch.diag_embed(gradient)

@@ -1,8 +1,8 @@
-"""The hooks on a whole model, put on and taken off together, and what they ask before a pass: how many samples there
-are, and whether parameters are used beside their modules.
+"""The hooks on a whole model, installed and removed together, and the checks before a pass: the number of samples, and
+whether parameters are used outside their modules.
 
-Where ordinary gradients are not wanted, a layer runs with its parameters detached: then the backward pass does not
-compute them, and a gradient that still reaches a parameter tells that it was used elsewhere too.
+If ordinary gradients are not required, layers run with detached parameters: the backward pass then skips them, and a
+gradient that still reaches a parameter reveals a use outside its module.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torchium.grad_sample.units import UnitForward
 
 
 class Capture(Watch):
-    """The hooks on one model, there from `install` to `remove`, any number of times.
+    """The hooks on one model, from `install` to `remove`, repeatedly.
 
-    `gradients` tells whether the parameters are to have their ordinary gradients from the backward pass as well.
-    Whether parameters are used beside their modules is looked for in the first pass only: it takes time.
+    `gradients`: whether the backward pass computes the ordinary gradients as well. Uses of parameters outside their
+    modules are detected in the first pass only, since that is slow.
     """
 
     INSIDE_TRANSFORM = (
@@ -49,7 +49,7 @@ class Capture(Watch):
         self.anchor = torch.zeros((), requires_grad=True)
         self.forwards = [forward_of(p)(self, p) for p in plan.parts]
 
-    # --- on and off ---------------------------------------------------------------------------------------------------
+    # --- installation -------------------------------------------------------------------------------------------------
 
     def install(self) -> None:
         for part in self.plan.parts:
@@ -77,7 +77,7 @@ class Capture(Watch):
         self.batch = self.guess = None
 
     def samples(self) -> int | None:
-        """How many there were in the last pass."""
+        """The number of samples in the last pass."""
         return self.guess if self.batch is None else self.batch
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -89,12 +89,12 @@ class Capture(Watch):
         first = next(tensors_in((args, kwargs)), None)
         if first is not None and first.dim() > 0:
             self.guess = first.size(self.batch_dim if first.dim() > self.batch_dim else 0)
-        if not self.plan.has_bags:  # which may come as one list of all tokens: the first part tells how many there are
+        if not self.plan.has_bags:  # which may get all tokens in one list: the first part knows the number of samples
             self.batch = self.guess
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """In the first pass looks for parameters that are used beside their modules. Where those are detached, hooks on
-        the parameters do, which see the loss too."""
+        """In the first pass, detects parameters used outside their modules. If detached, by hooks on the parameters,
+        which include uses in the loss."""
         if self.checked or not (self.gradients and self.enabled and torch.is_grad_enabled()):
             return
         roots = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
@@ -105,7 +105,7 @@ class Capture(Watch):
                     _refuse(self.plan.names[parameter])(None)
 
     def check_batch(self, part: Part, size: int) -> int:
-        """The number of samples, which all parts must have; 1 may stand for what all samples share."""
+        """The number of samples, equal in all parts; 1 for an input shared by all samples."""
         if self.batch is None:
             self.batch = size
         if size not in (self.batch, 1):
@@ -117,7 +117,7 @@ class Capture(Watch):
         return self.batch
 
     def source(self, parameter: nn.Parameter) -> Tensor:
-        """The parameter as its module sees it in this pass."""
+        """The parameter as its module uses it in this pass."""
         if not self.gradients:
             return parameter.detach()
         return parameter if self.checked else Passage.apply(parameter)
@@ -130,11 +130,11 @@ def forward_of(part: Part) -> type[Forward]:
 
 
 class Passage(torch.autograd.Function):
-    """A parameter on its way into its own module. What reaches a parameter's gradient otherwise is another use."""
+    """Marks a parameter's use in its module. Any other path to its gradient is a use outside."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:
-        return parameter.detach()  # not a view, which an embedding with max_norm could not change in place
+        return parameter.detach()  # not a view, which an embedding with max_norm could not modify in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def used_directly(roots: list[Any]) -> Iterator[Tensor]:
-    """The leaves of a graph that are reached other than through a Passage."""
+    """The leaves of a graph that are reached without a Passage."""
     seen, waiting = set(roots), list(roots)
     while waiting:
         node = waiting.pop()

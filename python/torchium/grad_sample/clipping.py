@@ -1,7 +1,6 @@
-"""Clipping of each sample's gradient in one backward pass: norms first, then the sum of the clipped gradients, both
-from the inputs and output gradients of the layers, which are kept until the end. No gradient of a sample is formed, and
-none of the batch computed twice. Nothing here waits for the device.
-"""
+"""Per-sample clipping in one backward pass: the norms first, then the sum of the clipped gradients, both from the
+layers' inputs and output gradients, which are kept until the end. Per-sample gradients are not materialized, and
+nothing synchronizes."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from torchium.grad_sample.norms import NormSink, per_sample_norms
 
 
 class ClipSink(NormSink):
-    """Keeps what the sums need, in the order in which it was added to the norms."""
+    """Keeps what the sums need, in the order in which norms were added."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -43,8 +42,8 @@ class ClipSink(NormSink):
 
 
 def add_weighted(use: Use, weights: Tensor) -> None:
-    """p.grad += sum over i of weights[i] (gradient of sample i), as they come from the loss: mean of a mean, sum
-    of a sum. Written to p.grad itself where that has the type the library sums in."""
+    """p.grad += sum over i of weights[i] (gradient of sample i), scaled as the loss: mean or sum. Accumulates in p.grad
+    if it has the library's accumulation type."""
     made, straight = {}, {}
     dtype = products.result_dtype(use)
     for name, p in use.parameters.items():
@@ -62,7 +61,7 @@ def add_weighted(use: Use, weights: Tensor) -> None:
 
 
 def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
-    """The sum over samples; one of weight 0 adds nothing, even where it is not finite."""
+    """The sum over samples; weight 0 excludes a sample even if it is not finite."""
     w = weights.to(gradients.dtype)
     dropped = (weights == 0).view(-1, *[1] * (gradients.dim() - 1))
     return torch.tensordot(w, gradients.masked_fill(dropped, 0.0), 1)
@@ -70,18 +69,18 @@ def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
 
 class GhostClipping(per_sample_norms):
     """Per-sample clipping in one backward pass: `p.grad` gets the mean (for a loss that is a mean, else the sum) over
-    the samples of g_i min(1, max_norm / (|g_i| + 1e-6)), with |g_i| over all trainable parameters. Each of these is
-    shorter than max_norm, up to rounding. Of a batch without samples it is zeros.
+    the samples of g_i min(1, max_norm / (|g_i| + 1e-6)), with |g_i| over all trainable parameters. Each term is
+    shorter than max_norm, up to rounding. An empty batch gives zeros.
 
-    It costs the memory of the output gradients of all layers, which are kept until the end of the `with` block; no
-    gradient of a sample is formed except of modules without a rule. A sample whose gradient is not finite is left out.
-    What `p.grad` held before is added to, as backward does.
+    Memory: the output gradients of all layers, until the end of the `with` block; per-sample gradients are materialized
+    only for modules without a rule. Samples whose gradient is not finite are excluded. `p.grad` accumulates, as in
+    backward.
 
     Args:
-        model: any module; see `GradSampleModule` for what has a rule and what is refused.
+        model: any module; see `GradSampleModule` for supported layers.
         max_norm: above 0.
         batch_first: as in `GradSampleModule`.
-        loss_reduction: "mean" where the loss is the mean over the samples, "sum" where it is their sum.
+        loss_reduction: "mean" or "sum", the loss's reduction over samples.
         strict: as in `GradSampleModule`.
 
     Examples:
@@ -106,7 +105,7 @@ class GhostClipping(per_sample_norms):
         self.max_norm = float(max_norm)
 
     def sink(self) -> NormSink:
-        """A new one for each pass: it also keeps what the sums need."""
+        """One per pass: it also keeps what the sums need."""
         return ClipSink(self.plan, self.loss_reduction == "mean")
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

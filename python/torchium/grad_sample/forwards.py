@@ -1,7 +1,6 @@
-"""Where a layer's input and its output's gradient are taken: in front of each part's forward stands an object, put into
-the module's own dictionary, that runs the class's forward and waits for the gradient of the result. Nothing is copied.
-A forward hook would not do: parameters may have to be detached, and a result be one that a gradient comes to.
-"""
+"""Captures a layer's input and its output's gradient: an object in the module's own dictionary replaces its forward,
+calls the class's forward and observes the result's gradient, without copies. A forward hook is not enough: parameters
+may have to be detached, and results must require gradients."""
 
 from __future__ import annotations
 
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
 
 
 class Forward:
-    """What stands in a module's dictionary as its forward. A copy of the module, or one that was pickled, gets the
-    class's own forward instead."""
+    """The forward in a module's dictionary. Copied and unpickled modules get the class's forward instead."""
 
     def __init__(self, capture: Capture, part: Part) -> None:
         self.capture, self.part, self.module = capture, part, part.module
-        self.hidden: Any = None  # a forward that the user put there
+        self.hidden: Any = None  # a forward set by the user
         self.original = _forward_of_class(part.module)
 
     def __reduce__(self) -> Any:
@@ -67,32 +65,32 @@ class LayerForward(Forward):
         dim = self.batch_dim(x)
         use = Use(part, capture.sink, capture.round, parameters, capture.check_batch(part, x.size(dim)))
         output = self.run(parameters, x)
-        if use.batch != x.size(dim):  # shared by all samples: here is where their gradients are still apart
+        if use.batch != x.size(dim):  # shared by all samples: only here are their gradients still separate
             output, x = spread(output, dim, use.batch), spread(x, dim, use.batch)
         use.input = x.detach() if dim == 0 else x.detach().transpose(0, 1)
-        use.version = use.input._version  # PyTorch keeps no input where it computes no gradient of the weight
+        use.version = use.input._version  # PyTorch keeps no input if it computes no gradient of the weight
         capture.expect(use, output, None if dim == 0 else lambda g: capture.arrive(use, g.transpose(0, 1)))
         return output
 
     def batch_dim(self, x: Tensor) -> int:
-        """Sequences may come first; what has no sequence has the samples first."""
+        """Sequences may come first; layers without a sequence have samples first."""
         if self.capture.batch_dim == 0 or self.part.kind in ("conv", "group_norm"):
             return 0
         return 1 if has_batch(self.module, self.part.kind, x[0] if x.size(0) else x.new_empty(x.shape[1:])) else 0
 
     def run(self, parameters: dict[str, nn.Parameter], *args: Any) -> Tensor:
-        own = self.module._parameters  # where forward finds them, whatever kind of tensor they are
+        own = self.module._parameters  # where forward finds them, for any tensor class
         try:
             own.update({name: self.capture.source(p) for name, p in parameters.items()})
             output = self.compute(*args)
         finally:
             own.update(parameters)
-        if output._is_view():  # of which PyTorch would lose the hook in an operation in place
+        if output._is_view():  # whose hook an in-place operation would lose
             output = torch.ops.aten._unsafe_view(output, output.shape)
         return output if output.requires_grad else Anchor.apply(output, self.capture.anchor)
 
     def compute(self, *args: Any) -> Tensor:
-        """The module's own forward. PyTorch's instance norm takes no batch without samples; its group norm does."""
+        """The module's forward. PyTorch's instance norm rejects empty batches; its group norm does not."""
         module = self.module
         if isinstance(module, _InstanceNorm) and args[0].size(0) == 0:
             return nn.functional.group_norm(*args, module.num_features, module.weight, module.bias, module.eps)
@@ -100,8 +98,7 @@ class LayerForward(Forward):
 
 
 def as_computed(kind: str, x: Tensor) -> Tensor:
-    """Under autocast the input as the product will see it: cast here, it is cast once, and what is kept is what PyTorch
-    keeps too."""
+    """Under autocast, casts the input to the compute type once; PyTorch keeps the same tensor."""
     if (
         kind in ("linear", "conv")
         and x.is_floating_point()
@@ -119,7 +116,7 @@ def spread(x: Tensor, dim: int, batch: int) -> Tensor:
 
 
 class Anchor(torch.autograd.Function):
-    """Makes a result that depends on nothing trainable ask for its gradient, without a copy."""
+    """Makes a result without trainable inputs require its gradient, without a copy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:

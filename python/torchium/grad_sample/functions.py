@@ -1,6 +1,5 @@
-"""Gradients and norms of the samples as functions of a model, a loss and a batch: one pass, with the parameters
-detached, so that nothing of the model changes.
-"""
+"""Per-sample gradients and norms as functions of a model, a loss and a batch: one pass with detached parameters, which
+leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 class FormSink:
-    """The gradients of each parameter, [B, ...] in its own type. Uses of one parameter add up."""
+    """The gradients of each parameter, [B, ...] in its type. Uses of one parameter are summed."""
 
     def __init__(self) -> None:
         self.gradients: dict[nn.Parameter, Tensor] = {}
@@ -42,10 +41,10 @@ class FormSink:
 def per_sample_gradients(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> list[Tensor | None]:
     """The gradients [batch, *p.shape] of each parameter, in the order of `model.parameters()`.
 
-    One that the loss does not depend on has zeros; one that requires no gradient has None.
+    Zeros for parameters that the loss does not depend on; None for those that require no gradient.
 
     Args:
-        model: any module; see `torchium.GradSampleModule` for what has a rule.
+        model: any module; see `torchium.GradSampleModule` for supported layers.
         loss_fn: called with the model's outputs and the targets of the whole batch.
         inputs: the model's argument, or a tuple or dictionary of several.
         targets: passed on to `loss_fn`.
@@ -67,10 +66,10 @@ def per_sample_gradients(model: nn.Module, loss_fn: LossFunction, inputs: Any, t
 
 
 def per_sample_gradient_norms(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> Tensor:
-    """The norm of each sample's gradient over all trainable parameters, [batch], without forming the gradients.
+    """The norm of each sample's gradient over all trainable parameters, [batch], without materializing the gradients.
 
     Args:
-        model: as for `per_sample_gradients`, and so are the others.
+        model: as for `per_sample_gradients`.
         loss_fn: called with the model's outputs and the targets.
         inputs: the model's arguments.
         targets: passed on to `loss_fn`.
@@ -83,18 +82,18 @@ def per_sample_gradient_norms(model: nn.Module, loss_fn: LossFunction, inputs: A
     batch, scale = run(model, plan, sink, loss_fn, inputs, targets)
     with torch.no_grad():
         sink.finish()
-    if sink.squares is None:  # nothing trainable was reached
+    if sink.squares is None:  # no trainable parameter was reached
         return torch.zeros(batch, device=next(model.parameters(), torch.empty(0)).device)
     wide = any(p.dtype == torch.float64 for p in model.parameters())
     return (sink.squares.clamp_(min=0.0).sqrt_() * scale).to(torch.float64 if wide else torch.float32)
 
 
 def run(model: nn.Module, plan: Plan, sink: Any, loss_fn: LossFunction, inputs: Any, targets: Any) -> tuple[int, float]:
-    """One pass forward and backward. The number of samples, and by what their gradients are still to be multiplied."""
+    """One forward and backward pass. Returns the number of samples, and the factor of their gradients."""
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be callable, got {type(loss_fn).__name__}")
     for name, given in (("inputs", inputs), ("targets", targets)):
-        if is_hollow(list(given.values()) if isinstance(given, dict) else given):  # PyTorch would read what is gone
+        if is_hollow(list(given.values()) if isinstance(given, dict) else given):  # PyTorch would read freed memory
             raise TypeError(f"{name} must be tensors, got one without storage")
     capture = Capture(model, plan, sink, batch_first=True, gradients=False)
     capture.install()

@@ -1,6 +1,4 @@
-"""GradSampleModule: a model around a model, with the per-sample gradients beside the ordinary ones. The names
-are those that users of Opacus know.
-"""
+"""GradSampleModule: a wrapper of a model that adds per-sample gradients. Names are those of Opacus."""
 
 from __future__ import annotations
 
@@ -19,7 +17,8 @@ from torchium.grad_sample.plan import Plan
 
 
 class SampleSink:
-    """Writes `p.grad_sample`. Uses of one parameter in one pass add up; another pass is refused while it is there."""
+    """Writes `p.grad_sample`. Uses of one parameter in one pass are summed; a second pass while it exists
+    is an error."""
 
     def __init__(self, plan: Plan, mean: bool) -> None:
         self.plan, self.mean = plan, mean
@@ -35,11 +34,11 @@ class SampleSink:
         use.release()
 
     def formed(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
-        # A tensor of its own: what autograd handed out it may be using elsewhere.
+        # A copy: autograd may use its tensor elsewhere.
         self.add(use, parameter, gradient * (use.batch if self.mean else 1))
 
     def add(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
-        now = (use.round, backward_number())  # without the latter two forwards before one backward are refused
+        now = (use.round, backward_number())  # without the latter, two forwards before one backward are an error
         present = getattr(parameter, "grad_sample", None)
         if present is None:
             parameter.grad_sample = gradient
@@ -58,23 +57,23 @@ class SampleSink:
 
 
 class GradSampleModule(nn.Module):
-    """A model whose parameters have the gradients of the single samples after one ordinary backward pass.
+    """A model whose parameters get per-sample gradients in an ordinary backward pass.
 
-    After `loss.backward()` every trainable parameter has `p.grad_sample`, [B, *p.shape] in its own type, beside the
-    `p.grad` that it would have anyway. With reduction "mean" the mean of `grad_sample` is `grad`, with "sum" its sum.
+    After `loss.backward()` every trainable parameter has `p.grad_sample`, [B, *p.shape] in its type, in addition
+    to `p.grad`. With reduction "mean" the mean of `grad_sample` is `grad`, with "sum" its sum.
 
     Rules are for Linear, Conv1d to Conv3d, Embedding, EmbeddingBag, LayerNorm, RMSNorm, GroupNorm and InstanceNorm. Any
-    other module with parameters of its own is run sample by sample, with everything inside it, by torch.func.vmap or in
-    a loop. What cannot be right raises an error that names it: batch norm in training mode when this is made, and in a
-    pass a module without a rule that mixes the samples, a parameter used outside its module, an input without the
-    samples' dimension, a transform of torch.func outside of `paused()`, a second backward.
+    other module with its own parameters is run per sample, including its submodules, by torch.func.vmap or in a loop.
+    Unsupported cases raise an error that names them: in the constructor batch norm in training mode, in a pass a module
+    without a rule that mixes samples, a parameter used outside its module, an input without the batch dimension, a
+    transform of torch.func outside of `paused()`, a second backward.
 
     Args:
-        model: the model; it is worked on in place, see `to_standard_module`.
+        model: modified in place, see `to_standard_module`.
         batch_first: False for sequence models whose tensors are [T, B, ...].
-        loss_reduction: "mean" or "sum", what the loss does with the samples.
-        strict: False leaves layers that cannot be done, or that mix the samples, without a `grad_sample` instead of
-            refusing the model, and lets batch norm mix the samples.
+        loss_reduction: "mean" or "sum", the loss's reduction over samples.
+        strict: False leaves unsupported layers without a `grad_sample` instead of raising an error, and permits batch
+            norm.
 
     Examples:
         >>> model = torchium.GradSampleModule(model)
@@ -101,23 +100,23 @@ class GradSampleModule(nn.Module):
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def disable_hooks(self) -> None:
-        """From now on passes leave no `grad_sample`."""
+        """Disables `grad_sample` for the following passes."""
         self._capture.enabled = False
 
     def enable_hooks(self) -> None:
-        """From now on passes leave a `grad_sample` again."""
+        """Enables `grad_sample` for the following passes."""
         self._capture.enabled = True
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Passes inside leave no `grad_sample`, and may be those of torch.func."""
+        """Passes inside compute no `grad_sample`, and may use torch.func."""
         return self._capture.paused()
 
     def remove_hooks(self) -> None:
-        """Leaves the model as it was given, except for what `grad_sample` holds."""
+        """Restores the original model; existing `grad_sample` tensors remain."""
         self._capture.remove()
 
     def to_standard_module(self) -> nn.Module:
-        """The model as it was given, without hooks and without `grad_sample`."""
+        """The original model, without hooks and `grad_sample`."""
         self.remove_hooks()
         for p in self._module.parameters():
             p.__dict__.pop("grad_sample", None)
@@ -139,11 +138,11 @@ class GradSampleModule(nn.Module):
             p.grad_sample = None
 
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names, as the model has them, and parameters that get a `grad_sample`."""
+        """Names and parameters that get a `grad_sample`."""
         return ((name, p) for name, p in self._module.named_parameters() if p.requires_grad)
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """That of the model."""
+        """The model's."""
         if not (destination is None or isinstance(destination, dict)):
             raise TypeError(f"destination must be a dictionary, got {type(destination).__name__}")
         if not isinstance(prefix, str):
@@ -157,7 +156,7 @@ class GradSampleModule(nn.Module):
         return self._module.load_state_dict(state_dict, strict, assign)
 
     def __reduce__(self) -> Any:
-        """A copy is made of the model and given hooks of its own."""
+        """Copies the model and gives the copy its own hooks."""
         options = {"batch_first": self.batch_first, "loss_reduction": self.loss_reduction, "strict": self.strict}
         return _again, (self._module, options, bool(self._capture.handles), self._capture.enabled)
 

@@ -1,7 +1,6 @@
-"""Norms of the samples' gradients without forming them. A layer's norms are added as soon as the backward pass has come
-to it, and what was kept for them is released; only weights that are used more than once wait for the end, because their
-norms need all uses together.
-"""
+"""Norms of per-sample gradients without materializing them. A layer's norms are added as soon as the backward pass
+reaches it, and its input is released; only weights that are used repeatedly wait for the end, since their norms need
+all uses."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def check_reduction(loss_reduction: str) -> None:
 
 
 class NormSink:
-    """Adds up squared norms, float64 [B]."""
+    """Accumulates squared norms, float64 [B]."""
 
     def __init__(self, plan: Plan, mean: bool) -> None:
         self.plan, self.mean = plan, mean
@@ -43,14 +42,14 @@ class NormSink:
             raise RuntimeError(f"{use.part.title} has {use.batch} samples, and others before it {len(self.squares)}")
         return self.squares
 
-    # --- as the backward pass goes ------------------------------------------------------------------------------------
+    # --- during the backward pass -------------------------------------------------------------------------------------
 
     def made(self, use: Use) -> None:
         for p in use.parameters.values():
             self.uses.setdefault(p, []).append(use)
 
     def is_alone(self, use: Use, parameter: nn.Parameter) -> bool:
-        """A tensor that torch.func.functional_call put in the parameter's place is not known to be."""
+        """Tensors that torch.func.functional_call substitutes for a parameter are unknown."""
         return len(self.uses[parameter]) == 1 and len(self.plan.owners.get(parameter, ())) == 1
 
     def check_new(self, use: Use, parameter: nn.Parameter) -> None:
@@ -86,10 +85,10 @@ class NormSink:
     def after_forming(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
         pass
 
-    # --- at its end ---------------------------------------------------------------------------------------------------
+    # --- at the end ---------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Adds the norms of weights that were used more than once."""
+        """Adds the norms of weights with several uses."""
         by_parameter: dict[nn.Parameter, list[tuple[Use, str]]] = {}
         for use in self.waiting:
             for name, p in use.parameters.items():
@@ -130,7 +129,7 @@ class NormSink:
             products.add_tied_norms(by_kind["embedding"], by_kind["linear"], scale, total)
 
     def add_formed(self, parameter: nn.Parameter, places: list[tuple[Use, str]]) -> None:
-        """The gradients of one parameter, formed, added up and discarded."""
+        """Materializes, sums and discards the gradients of one parameter."""
         gradients = [(use, gradient) for use, p, gradient in self.forms if p is parameter]
         gradients += [(use, products.samples(use, 1.0, (name,))[parameter]) for use, name in places]
         first, whole = gradients[0]
@@ -141,16 +140,15 @@ class NormSink:
 
 
 class per_sample_norms:
-    """Norms of the samples' gradients, |g_i| over all trainable parameters, from one pass and without forming them.
+    """Norms of per-sample gradients, |g_i| over all trainable parameters, in one pass and without materializing them.
 
-    Everything between `with` and its end is one pass: the model, the loss, one backward. Then `norms` is [B].
+    The `with` block contains one pass: the model, the loss, one backward. Then `norms` is [B].
 
     Args:
-        model: any module; see `GradSampleModule` for what has a rule and what is refused.
+        model: any module; see `GradSampleModule` for supported layers.
         batch_first: as in `GradSampleModule`.
-        loss_reduction: "mean" where the loss is the mean over the samples, "sum" where it is their sum.
-        gradients: whether the parameters get their ordinary gradients too. Without them the backward pass does not
-            compute the gradients of weights, and `p.grad` stays as it is.
+        loss_reduction: "mean" or "sum", the loss's reduction over samples.
+        gradients: whether to compute the ordinary gradients too; otherwise `p.grad` is unchanged.
         strict: as in `GradSampleModule`.
 
     Examples:
@@ -175,7 +173,7 @@ class per_sample_norms:
         self.squared_norms: Tensor | None = None
 
     def sink(self) -> NormSink:
-        """A new one for each pass: it adds up what the layers bring."""
+        """One per pass: it accumulates the norms of the layers."""
         return NormSink(self.plan, self.loss_reduction == "mean")
 
     def __enter__(self) -> Any:
@@ -196,13 +194,13 @@ class per_sample_norms:
             self.squared_norms = sink.squares
             if self.squared_norms is None and sink.uses:
                 raise RuntimeError("no gradient came to any layer: run the backward pass inside the `with` block")
-            if self.squared_norms is None and capture.samples() is not None:  # nothing is trainable
+            if self.squared_norms is None and capture.samples() is not None:  # no trainable parameters
                 place = next(self.model.parameters(), torch.empty(0)).device
                 self.squared_norms = torch.zeros(capture.samples(), dtype=torch.float64, device=place)
 
     @property
     def norms(self) -> Tensor:
-        """[B], in the parameters' type, or in float32 where that is a half type."""
+        """[B], in the parameters' type; float32 for half precision."""
         if self.squared_norms is None:
             raise RuntimeError("there are no norms yet: they are available after the `with` block")
         wide = any(p.dtype == torch.float64 for p in self.model.parameters())

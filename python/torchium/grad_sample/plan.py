@@ -1,7 +1,5 @@
-"""What is done with each part of a model. A part is a layer, for which the library has a rule; or a unit, a module with
-parameters of its own that has none, together with everything inside it. Here is also what is refused, by name, before
-anything runs.
-"""
+"""Divides a model into parts: layers, for which the library has a rule, and units, modules with their own parameters
+but without a rule, including their submodules. Unsupported parts are reported by name before anything runs."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class Plan:
-    """The parts of a model, and the names of the parameters that are in them."""
+    """The parts of a model, and the names of their parameters."""
 
     def __init__(self, model: nn.Module, strict: bool = True) -> None:
         check_model(model)
@@ -42,7 +40,7 @@ class Plan:
         return self.names.get(parameter, "a parameter given to functional_call")
 
     def refuse(self) -> None:
-        """Raises for the first part whose per-sample gradients cannot be taken."""
+        """Raises for the first part without per-sample gradients."""
         self.check_mixing()
         for part in self.parts:
             reason = why_not(part)
@@ -50,7 +48,7 @@ class Plan:
                 raise NotImplementedError(f"{part.title} {reason}")
 
     def check_mixing(self) -> None:
-        """Batch norm may be put into training mode at any time, so this is asked before every pass."""
+        """Checked before every pass, since batch norm may switch to training mode at any time."""
         for name, module in self.mixing:
             if mixes(module):
                 raise NotImplementedError(
@@ -60,15 +58,15 @@ class Plan:
 
 
 def rounds_products() -> bool:
-    """Whether PyTorch's own float32 products on a GPU may use TF32: then norms may as well."""
+    """Whether PyTorch's float32 products on a GPU may use TF32: then norms may as well."""
     precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # from PyTorch 2.9 on
-    if precision is not None:  # where it was set by this name, asking by the older one fails
+    if precision is not None:  # if it was set by this name, reading the older one fails
         return precision == "tf32"
     return torch.get_float32_matmul_precision() != "highest"
 
 
 def mixes(module: nn.Module) -> bool:
-    """Whether it uses statistics of the whole batch."""
+    """Whether it uses batch statistics."""
     return isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats)
 
 
@@ -88,7 +86,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def why_not(part: Part) -> str | None:
-    """Why a part cannot be done, as the end of a sentence that begins with its name."""
+    """Why a part is unsupported, as the end of a sentence that begins with its name."""
     module = part.module
     trainable = part.trainable()
     if not trainable:
@@ -109,7 +107,7 @@ def why_not(part: Part) -> str | None:
 
 
 def _renormalizes(part: Part) -> str | None:
-    """The name of an embedding with max_norm in a module without a rule, whose samples have weights of their own."""
+    """The name of an embedding with max_norm in a module without a rule: each sample would modify its weight."""
     if part.description is not None:
         return None
     for name, module in part.module.named_modules():
@@ -118,7 +116,7 @@ def _renormalizes(part: Part) -> str | None:
     return None
 
 
-# --- taking a model apart ---------------------------------------------------------------------------------------------
+# --- dividing a model -------------------------------------------------------------------------------------------------
 
 
 def _parts(model: nn.Module, rounded: bool) -> Iterator[Part]:
@@ -145,13 +143,13 @@ def _parts(model: nn.Module, rounded: bool) -> Iterator[Part]:
 
 
 def _has_another_forward(module: nn.Module) -> bool:
-    """Whether the user put a forward into the module itself, beside the class's."""
+    """Whether the user replaced the forward of this module."""
     forward = module.__dict__.get("forward")
     return forward is not None and getattr(forward, "__func__", None) is not type(module).forward
 
 
 def _is_unit(module: nn.Module) -> bool:
-    """Whether it has trainable parameters that its own forward uses, itself or in modules that it does not call."""
+    """Whether its forward uses trainable parameters, its own or those of submodules that it does not call."""
     if isinstance(module, nn.MultiheadAttention) or parametrize.is_parametrized(module):
         return any(p.requires_grad for p in module.parameters())
     return any(p.requires_grad for p in module.parameters(recurse=False))

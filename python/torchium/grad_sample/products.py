@@ -1,8 +1,8 @@
-"""The library's functions on one use of a layer, and what several uses of one weight come to.
+"""The library's functions on one use of a layer, and on several uses of one weight.
 
-A weight used twice has the sum of two gradients, whose squared norm is more than the sum of two. Two uses of a linear
-layer or of an embedding are one use with more positions; an embedding and a linear layer with one weight have a
-function of their own; for anything else the gradients of that one parameter are formed.
+The gradient of a weight used twice is a sum, whose norm does not follow from the norms. Two uses of a linear layer or
+of an embedding are one use with more positions; an embedding and a linear layer with a tied weight have a function;
+otherwise the gradients of that parameter are materialized.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def parts_of(use: Use) -> int:
 
 
 def result_dtype(use: Use) -> torch.dtype:
-    """What the library sums in: float32 where the gradients are of a half type."""
+    """The accumulation type: float32 for half precision."""
     dtype = use.gradient.dtype
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
@@ -40,7 +40,7 @@ def add_norms(use: Use, parts: int, scale: float, norms: Tensor) -> None:
 
 
 def add_formed_norms(gradients: Tensor, scale: float, norms: Tensor) -> None:
-    """Of gradients that are there."""
+    """Norms of materialized gradients."""
     flat = gradients.flatten(1) if gradients.dim() > 1 else gradients.unsqueeze(1)
     norms.add_(torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).mul_(scale).square_())
 
@@ -49,7 +49,7 @@ def add_formed_norms(gradients: Tensor, scale: float, norms: Tensor) -> None:
 
 
 def as_one(uses: list[Use]) -> Use:
-    """Uses of linear layers, or of embeddings, with one weight: one use with the positions of all."""
+    """Merges uses of linear layers, or of embeddings, with one weight into a use with the positions of all."""
     if len(uses) == 1:
         return uses[0]
     first = uses[0]
@@ -60,7 +60,7 @@ def as_one(uses: list[Use]) -> Use:
 
 def add_tied_norms(embedding: Use, linear: Use, scale: float, norms: Tensor) -> None:
     """2 <gradient in the embedding, gradient in the linear layer> of each sample. The linear layer's gradients, over
-    the whole vocabulary, are by far the largest tensor here: the other one is brought to their type."""
+    the whole vocabulary, are by far the largest tensor: the others are converted to their type."""
     _C.grad_tied_norms(
         embedding.part.description,
         positions(embedding.input, 1),

@@ -1,11 +1,10 @@
-"""Modules without a rule, run sample by sample: each sample gets parameters of its own, views of the one there is,
-whose gradients in the ordinary backward pass are the gradients of the samples. By torch.func.vmap where that knows all
-operations inside, otherwise in a loop. Random numbers, such as dropout's, are drawn once, in this one forward.
+"""Modules without a rule, run per sample: each sample gets its own parameters, views of the original, whose gradients
+in the ordinary backward pass are the per-sample gradients. By torch.func.vmap if it supports all operations, otherwise
+in a loop. Random numbers, such as dropout's, are drawn once, in this forward.
 
-In which dimension of an argument the samples are is known for the modules of torch.nn and for those with an attribute
-`batch_first`; for others it is the first. An argument that has another size there is shared by all samples. Where the
-module cannot be run so, `apart` tries other dimensions of arguments after the first. The samples' dimension of a result
-is the one that is 1 for one sample and their number for the batch.
+The batch dimension of an argument is known for modules of torch.nn and those with an attribute `batch_first`; for
+others it is the first. An argument of another size there is shared by all samples. If this fails, `apart` tries other
+dimensions of arguments after the first. The batch dimension of a result has size 1 for one sample.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence
 
-# vmap itself takes arguments apart with it, and there is no other that knows the same containers.
+# vmap flattens arguments with it, and no other function knows the same containers.
 from torch.utils import _pytree as pytree
 
 from torchium._watch.layers import Part
@@ -37,7 +36,7 @@ class UnitForward(Forward):
     def __init__(self, capture: Capture, part: Part) -> None:
         super().__init__(capture, part)
         self.shell = Shell(self.module, lambda *args, **kwargs: self.original(*args, **kwargs))
-        self.loops = False  # vmap was tried in vain
+        self.loops = False  # vmap failed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         parameters = self.capture.trainable(self.part)
@@ -50,8 +49,8 @@ class UnitForward(Forward):
         kind = call.device.type
         if not torch.is_autocast_enabled(kind):
             return self.take(call, parameters)
-        # In the parameters' own type: under autocast and vmap together PyTorch's attention has backward passes of types
-        # that do not fit, which shows only when it is too late to do otherwise.
+        # In the parameters' type: under autocast and vmap, the backward pass of PyTorch's attention has mismatching
+        # types, which is only detected there.
         call.widen(next(iter(parameters.values())).dtype)
         with torch.autocast(kind, enabled=False):
             return self.take(call, parameters)
@@ -69,7 +68,7 @@ class UnitForward(Forward):
             return self.run_without_samples(call, use)
         rows, spec = self.run(call, {f"inner.{name}": self.own_for_each(use, p) for name, p in parameters.items()})
         results = call.joined(rows, layout.results)
-        if results is None:  # it returns something else than it did before
+        if results is None:  # the kinds of its results have changed
             if anew:
                 raise NotImplementedError(f"{self.part.title} returns tensors of other shapes each time it is called")
             return self.take(call, parameters, anew=True)
@@ -80,7 +79,7 @@ class UnitForward(Forward):
         return {f"inner.{name}": self.capture.source(p) for name, p in parameters.items()}
 
     def run_without_samples(self, call: SampleCall, use: Use) -> Any:
-        """Which vmap does not know. The gradients, of no samples, are there when a gradient comes to a result."""
+        """vmap does not support empty batches. Their gradients exist as soon as a result has a gradient."""
         shared = self.sources(use.parameters)
         if not self.capture.gradients:
             shared = {name: p.requires_grad_() for name, p in shared.items()}
@@ -98,7 +97,7 @@ class UnitForward(Forward):
         return results
 
     def own_for_each(self, use: Use, parameter: nn.Parameter) -> Tensor:
-        """The parameter once for each sample, [B, ...] in the memory of one."""
+        """Expands the parameter to [B, ...], without a copy."""
         capture, sink = self.capture, use.sink
         own = capture.source(parameter).expand(use.batch, *parameter.shape)
         if capture.gradients:
@@ -109,11 +108,11 @@ class UnitForward(Forward):
         return own
 
     def run(self, call: SampleCall, own: dict[str, Tensor]) -> tuple[list[Any], Any]:
-        """The results, flat, each tensor [B, ...] of what the samples have by themselves; and their structure."""
+        """The flat results, each tensor [B, ...] per sample, and their structure."""
         if not self.loops:
             try:
                 return call.by_vmap(self.shell, own)
-            except Exception:  # the loop tells whether it was vmap's fault or the module's own
+            except Exception:  # the loop reveals whether vmap or the module failed
                 pass
         try:
             results = call.by_loop(self.shell, own)
@@ -127,7 +126,7 @@ class UnitForward(Forward):
 
 
 class Shell(nn.Module):
-    """The module with its own forward, for functional_call, which would otherwise come back through the hooks."""
+    """The module with its original forward, for functional_call, which would otherwise call the replacement again."""
 
     def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
         super().__init__()
@@ -142,14 +141,14 @@ def take_gradient(leaf: Tensor) -> Tensor:
     return gradient
 
 
-# --- where the samples are --------------------------------------------------------------------------------------------
+# --- batch dimensions -------------------------------------------------------------------------------------------------
 
 
 def argument_dim(part: Part, place: Any, t: Tensor, batch_dim: int) -> int | None:
-    """The dimension of the samples in a tensor among the arguments; `place` is its number or name. None for none."""
+    """The batch dimension of a tensor argument; `place` is its index or name. None: no such dimension."""
     module = part.module
     first = getattr(module, "batch_first", None)
-    if isinstance(first, bool):  # the module itself says it
+    if isinstance(first, bool):  # the module has batch_first
         batch_dim = 0 if first else 1
     if isinstance(module, nn.RNNBase) and place in (1, "hx"):
         return 1
@@ -164,7 +163,7 @@ def argument_dim(part: Part, place: Any, t: Tensor, batch_dim: int) -> int | Non
 
 
 class SampleCall:
-    """The arguments of one call, taken apart so that the call can be made for one sample at a time."""
+    """The flat arguments of a call, which can be repeated for single samples."""
 
     def __init__(self, part: Part, batch_dim: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.part, self.batch_dim = part, batch_dim
@@ -185,28 +184,28 @@ class SampleCall:
         if not sizes:
             raise RuntimeError(f"{part.title} has trainable parameters and no argument with a batch dimension")
         self.size = sizes[0]
-        # Where the module is not one we know, what has another size there is shared by all samples.
+        # For unknown modules, arguments of another size there are shared by all samples.
         self.dims = [
             dim if dim is not None and leaf.size(dim) == self.size else None
             for leaf, dim in zip(self.leaves, dims, strict=True)
         ]
         self.device = self.leaves[self.mapped[0]].device
 
-    # --- in which dimensions of the arguments the samples are
+    # --- batch dimensions of the arguments ----------------------------------------------------------------------------
 
     @property
     def mapped(self) -> list[int]:
-        """The arguments that are not shared, by number."""
+        """The indices of arguments that are not shared."""
         return [i for i, dim in enumerate(self.dims) if dim is not None]
 
     def arranged(self, dims: list[int | None]) -> SampleCall:
-        """The same call with the samples in these dimensions."""
+        """The same call with these batch dimensions."""
         other = copy.copy(self)
         other.dims = dims
         return other
 
     def kind(self) -> tuple[Any, ...]:
-        """What calls with the same layout have in common."""
+        """The key of calls with the same layout."""
         leaves = [
             leaf.dim() if isinstance(leaf, Tensor) else leaf if isinstance(leaf, (bool, str)) else type(leaf)
             for leaf in self.leaves
@@ -214,12 +213,12 @@ class SampleCall:
         return self.batch_dim, *self.keys, *map(str, self.specs), *leaves
 
     def fits(self, layout: Layout) -> bool:
-        """Whether the layout of such a call can be that of this one."""
+        """Whether the layout of such a call fits this one."""
         return all(d is None or t.size(d) == self.size for t, d in zip(self.leaves, layout.arguments, strict=True))
 
     def choices(self) -> Iterator[list[int | None]]:
-        """The usual dimensions; then, in arguments of other shapes than the first has, others of the samples' number,
-        as in a recurrent state [layers, samples, features]. Arguments of one shape have one layout."""
+        """The usual dimensions; then, for arguments of other shapes than the first's, other dimensions of the batch
+        size, as in a recurrent state [layers, samples, features]. Arguments of one shape have one layout."""
         if isinstance(self.part.module, (nn.RNNBase, nn.MultiheadAttention)):
             yield self.dims
             return
@@ -234,16 +233,16 @@ class SampleCall:
             dims = dict(zip(usual, chosen, strict=True))
             yield [dims[shape] for shape in shapes]
 
-    # --- running it
+    # --- running ------------------------------------------------------------------------------------------------------
 
     def widen(self, dtype: torch.dtype) -> None:
-        """Floating-point arguments of another type become this one."""
+        """Converts floating-point arguments of other types to this one."""
         for i, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and leaf.is_floating_point():
                 self.leaves[i] = leaf.to(dtype)
 
     def repeating(self, count: int) -> SampleCall:
-        """The same with the first sample in place of all from `count` on."""
+        """Replaces all samples from `count` on by the first."""
         other = copy.copy(self)
         order = torch.tensor([i if i < count else 0 for i in range(self.size)], device=self.device)
         other.leaves = [
@@ -253,11 +252,11 @@ class SampleCall:
         return other
 
     def whole(self, shell: Shell, shared: dict[str, Tensor]) -> Any:
-        """For all samples at once."""
+        """Runs all samples at once."""
         return pytree.tree_unflatten(*self.call(shell, shared, [self.leaves[i] for i in self.mapped]))
 
     def call(self, shell: Shell, own: dict[str, Tensor], samples: list[Tensor]) -> tuple[list[Any], Any]:
-        """For one sample, whose tensors still have the batch dimension. The results, flat, and their structure."""
+        """Runs one sample; its tensors keep the batch dimension. Returns the flat results and their structure."""
         leaves = list(self.leaves)
         for i, sample in zip(self.mapped, samples, strict=True):
             leaves[i] = sample
@@ -272,7 +271,7 @@ class SampleCall:
         return pytree.tree_flatten(functional_call(shell, own, tuple(args), kwargs))
 
     def by_vmap(self, shell: Shell, own: dict[str, Tensor]) -> tuple[list[Any], Any]:
-        shape: list[Any] = []  # of the results, which vmap wants to be tensors alone
+        shape: list[Any] = []  # of the results; vmap accepts only tensors
 
         def one(own: dict[str, Tensor], *samples: Tensor) -> tuple[Tensor, ...]:
             whole = [t.unsqueeze(self.dims[i]) for i, t in zip(self.mapped, samples, strict=True)]
@@ -280,7 +279,7 @@ class SampleCall:
             return tuple(t for t in shape[0] if isinstance(t, Tensor))
 
         in_dims = (0, *(self.dims[i] for i in self.mapped))
-        # The other kernels for attention on GPUs want their results laid out as vmap does not keep them.
+        # Other attention kernels on GPUs need strides of results that vmap does not preserve.
         with sdpa_kernel(SDPBackend.MATH):
             tensors = vmap(one, in_dims=in_dims, randomness="different")(own, *(self.leaves[i] for i in self.mapped))
         results, spec = shape
@@ -296,7 +295,7 @@ class SampleCall:
         return [torch.stack(t) if isinstance(t[0], Tensor) else t[0] for t in zip(*rows, strict=True)], spec
 
     def joined(self, rows: list[Any], dims: list[int]) -> list[Any] | None:
-        """The results for all samples from those by themselves; None where these dimensions do not fit them."""
+        """The results for all samples from those of single ones; None if these dimensions do not fit."""
         tensors = [t for t in rows if isinstance(t, Tensor)]
         if self.size == 1:
             joined = iter([t.squeeze(0) for t in tensors])
