@@ -1,7 +1,7 @@
-"""A base class for optimizers of matrices that are written in Python.
+"""A base class for matrix optimizers written in Python.
 
-The engine of the C library does AdamW's part alone: matrices never come to it. Their state is kept in `self.state` by
-parameter, as slices of the stacks that the last step left, so that the next one finds them stacked.
+The C library's engine runs AdamW only. The state of matrices is in `self.state` by parameter, as slices of the stacks
+of the last step, so that the next one needs no copies.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _STEP = "step"  # the state that this class keeps
 
 @dataclass(eq=False)
 class _Piece:
-    """Matrices of one shape in one parameter: all that it has, or those of one of its cuts."""
+    """Matrices of one shape in one parameter: all, or those of one cut."""
 
     parameter: torch.Tensor
-    suffix: str  # of the names of its state
-    lead: tuple[int, ...]  # the dimensions that number matrices
-    dim: int  # the dimension that is cut, from start on
+    suffix: str  # of names of its state
+    lead: tuple[int, ...]  # batch dimensions
+    dim: int  # the cut dimension; the cut begins at start
     start: int
     rows: int
     sides: tuple[int, int]
-    group: SharedGroup | None = None  # the ranks that share the parameter, and which of them computes this
+    group: SharedGroup | None = None  # the ranks that share the parameter, and the one that computes this piece
     owner: int = 0
     shards: list[Any] = field(default_factory=list)
 
@@ -63,7 +63,7 @@ class _Piece:
         return whole.narrow(self.dim, self.start, self.rows).reshape(self.count, *self.sides)
 
     def own(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What of a parameter's state is this piece's, by the names that a subclass gave it."""
+        """This piece's part of a parameter's state, by the subclass's names."""
         end = len(self.suffix)
         return {
             name[: len(name) - end]: value.reshape(self.count, *value.shape[len(self.lead) :])
@@ -72,7 +72,7 @@ class _Piece:
         }
 
     def update(self, step: torch.Tensor, decay: Any) -> None:
-        """Takes a step with the matrices, in what this rank has of the parameter."""
+        """Updates the local shard of the parameter."""
         shape = self.parameter.shape
         step = step.reshape(*shape[: self.dim], self.rows, *shape[self.dim + 1 :])
         if not is_sharded(self.parameter):
@@ -93,14 +93,14 @@ class _Piece:
 
 
 def _matrix_of(shape: Sequence[int]) -> tuple[int, int] | None:
-    """Rows and columns, as Muon has them: dimensions of size 1 are left out, and all but the first are merged. None
-    for vectors, scalars and empty tensors."""
+    """Rows and columns, as for Muon: dimensions of size 1 are dropped, and all but the first are merged. None for
+    vectors, scalars and empty tensors."""
     sizes = [size for size in shape if size != 1]
     return (sizes[0], math.prod(sizes[1:])) if len(sizes) > 1 and 0 not in sizes else None
 
 
 def _pieces_of(p: torch.Tensor, role: Role) -> list[_Piece]:
-    """None where AdamW has it."""
+    """None for AdamW parameters."""
     elementwise, dim, cuts = role
     if elementwise or 0 in p.shape or _matrix_of(p.shape[dim:]) is None:
         return []
@@ -114,7 +114,7 @@ def _pieces_of(p: torch.Tensor, role: Role) -> list[_Piece]:
 
 
 def _joined(slices: list[torch.Tensor]) -> torch.Tensor:
-    """One tensor of them: the stack that they are slices of, or else a copy."""
+    """Stacks tensors: without a copy if they are slices of one stack."""
     first = slices[0]
     memory, end = first.untyped_storage().data_ptr(), first.storage_offset()
     for part in slices:
@@ -126,15 +126,15 @@ def _joined(slices: list[torch.Tensor]) -> torch.Tensor:
 
 
 class MatrixOptimizer(SecondOrder):
-    """A base class for optimizers of matrices written in Python. A subclass has a method `direction`, which gets the
-    gradients of all matrices of one shape at once, and may use any function or kernel; the rest is here.
+    """A base class for matrix optimizers written in Python. A subclass defines `direction`, which gets the gradients of
+    all matrices of one shape at once, and may use any function or kernel.
 
         p <- (1 - lr weight_decay) p - lr direction(g)
 
     In tensors of more dimensions all but the first are merged, as by `Muon`. Vectors, scalars and `use_adamw`
-    parameters get AdamW. float16 and bfloat16 gradients come as float32, and the parameter is rounded after the step.
-    Ranks that share parameters, as DTensors or as replicas of `process_group`, divide the matrices among them: each is
-    computed whole on one rank, which keeps its state.
+    parameters get AdamW. float16 and bfloat16 gradients are converted to float32, and the parameter is rounded after
+    the step. Ranks that share parameters, as DTensors or as replicas of `process_group`, divide the matrices: each is
+    computed on one rank, which has its state.
 
     Args:
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
@@ -184,24 +184,24 @@ class MatrixOptimizer(SecondOrder):
         super().__init__(params, defaults | {"step": 0} | hyperparameters | {"process_group": process_group})
 
     def init_state(self, gradients: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """The state of matrices before their first step: none, unless a subclass has some.
+        """The initial state of matrices; empty by default.
 
         Args:
             gradients: of these matrices, [batch, m, n].
             group: the options of their group.
 
         Returns:
-            Tensors by name, each with the batch as its first dimension. The name "step" is taken.
+            Tensors by name, each with the batch as its first dimension. The name "step" is reserved.
         """
         return {}
 
     def direction(self, gradients: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> torch.Tensor:
-        """What a step subtracts from matrices, lr times; to be written by a subclass.
+        """The update of matrices, of which a step subtracts lr times; defined by the subclass.
 
         Args:
-            gradients: of all matrices of one shape in a group, [batch, m, n]; it may be written to.
-            state: what `init_state` has made: to be written to, or given other tensors of the same shapes. In addition
-                `state["step"]`, [batch]: the steps of each matrix, this one included, counted on the device.
+            gradients: of all matrices of one shape in a group, [batch, m, n]; may be modified.
+            state: the tensors of `init_state`: modify or replace them, with the same shapes. In addition
+                `state["step"]`, [batch]: the steps of each matrix, including this one, counted on the device.
             group: the options of the group. `group["step"]` is the number of its steps before this one, counted on the
                 host, skipped ones included.
 
@@ -216,7 +216,7 @@ class MatrixOptimizer(SecondOrder):
         return {name: value for name, value in arguments.items() if name != "process_group"}
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
-        """Muon's, for its AdamW."""
+        """As in Muon, for its AdamW."""
         return super()._config(group, lr) | {"kind": "muon"}
 
     def _adamw_share(self, group: Group) -> float | None:
@@ -242,10 +242,10 @@ class MatrixOptimizer(SecondOrder):
         self._pieces = self._matrices(self.param_groups)
         self._outside = [p for p in self._outside if p not in self._pieces]
         homes = {p: self._home_of(p) for group in self.param_groups for p in group["params"]}
-        # The largest last: who is also in a smaller one has heard of its gradients by then.
+        # Largest group last: a rank that is also in a smaller one then knows its gradients.
         shared = sorted({home for home in homes.values() if home[1]}, key=lambda h: (len(h[1]), h[1], str(h[0])))
         self._sharing = [self._shared_groups[home] for home in shared]
-        # Matrices are dealt to the ranks in turn, those of one shape one after the other; who has one keeps it.
+        # Matrices of a shape are assigned to the ranks round-robin; the assignment never changes.
         dealt = dict.fromkeys(homes.values(), 0)
         order = [(piece.sides, p, k, piece) for p in homes for k, piece in enumerate(self._pieces.get(p, ()))]
         for _, p, k, piece in sorted(order, key=operator.itemgetter(0)):
@@ -266,7 +266,7 @@ class MatrixOptimizer(SecondOrder):
                 return
             for group in self.param_groups:
                 self._step_group(group, found)
-            if found is not None:  # for AdamW's part, as GradScaler does it
+            if found is not None:  # for AdamW's part, as GradScaler sets it
                 self.found_inf = found.float()
             try:
                 super()._take_step()
@@ -274,8 +274,8 @@ class MatrixOptimizer(SecondOrder):
                 self.__dict__.pop("found_inf", None)
 
     def _nonfinite(self) -> torch.Tensor | bool | None:
-        """Whether a gradient is not finite, AdamW's and those of other ranks too, as the device has it: a step is
-        skipped as a whole. True where that is known here; None where it is not asked for."""
+        """Whether a gradient is not finite, including AdamW's and other ranks', as a device tensor: the whole step is
+        skipped. True if known on the host; None if not checked."""
         given = [
             (index, k, p)
             for index, group in enumerate(self.param_groups)
@@ -293,7 +293,7 @@ class MatrixOptimizer(SecondOrder):
         flags = self._flags(p.grad for *_, p in given)
         found = flags.amax() > 0
         self._count(found)
-        # State must not begin with a gradient that is not finite, so that the first step asks.
+        # State must not be initialized from a gradient that is not finite, so the first step checks.
         fresh = any(p in self._pieces and _STEP not in self.state.get(p, ()) for *_, p in given)
         results = flags.tolist() if fresh or policy == "raise" else []
         if any(results) and policy == "raise":
@@ -303,7 +303,7 @@ class MatrixOptimizer(SecondOrder):
         return found if not results else any(results) or None
 
     def _flags(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """One for each gradient that is not finite on some rank, otherwise zero."""
+        """One for each gradient that is not finite on any rank, otherwise zero."""
         finite = [local_tensor(gradient).isfinite().all() for gradient in gradients]
         flags = torch.stack([each.to(finite[0].device) for each in finite]).logical_not().int()
         for group in self._sharing:
@@ -329,7 +329,7 @@ class MatrixOptimizer(SecondOrder):
                 batches[piece.sides, p.device, torch.promote_types(p.dtype, torch.float32)].append(piece)
             clocks[p.device].append(p)
         steps, at = {}, {}
-        for device, members in clocks.items():  # the steps that each has had, in one stack
+        for device, members in clocks.items():  # stacked steps of the matrices
             none = torch.zeros((), dtype=torch.float64, device=device)
             past = [self.state.get(p, {}).get(_STEP, none) for p in members]
             steps[device] = _joined([each.to(device, torch.float64).reshape(1) for each in past])
@@ -398,7 +398,7 @@ class MatrixOptimizer(SecondOrder):
         state.pop(_STEP, None)
         self._check_state_of("direction", state, kept, shape[0])
         moves = (directions.to(dtype) * lr).contiguous()
-        # The stacks stay where they are, as a CUDA graph needs it.
+        # Stacks keep their addresses, as CUDA graphs require.
         if found is not None:
             moves.masked_fill_(found, 0)
             for name, stack in kept.items():
@@ -412,7 +412,7 @@ class MatrixOptimizer(SecondOrder):
     # --- state
 
     def _state_of(self, pieces: list[_Piece], gradients: torch.Tensor, group: Group) -> dict[str, torch.Tensor]:
-        """The state of these pieces in stacks, begun for those that have none; `self.state` has slices of them."""
+        """The stacked state of these pieces, initialized as necessary; `self.state` has slices of it."""
         who, sizes = type(self).__name__, [piece.count for piece in pieces]
         states = [piece.own(self.state.get(piece.parameter, {})) for piece in pieces]
         fresh = [i for i, saved in enumerate(states) if not saved]
@@ -471,7 +471,7 @@ class MatrixOptimizer(SecondOrder):
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """What was loaded is copied, since steps write to it; of matrices that other ranks compute, the step alone."""
+        """Copies loaded state, since steps write to it; for matrices that other ranks compute, only the step."""
         super().__setstate__(state)
         if "defaults" in state:  # a pickle or a deepcopy
             return
@@ -491,11 +491,11 @@ class MatrixOptimizer(SecondOrder):
         return super()._is_divided() or not all(map(is_sharded, away))
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Brings the state that ranks have divided together on rank `to` of the world, where `state_dict()` then has
-        all of it, in host memory and in the form of one process. All ranks call this, before each save.
+        """Gathers sharded state on global rank `to`, where `state_dict()` then returns the full state, in host memory,
+        as from one process. All ranks must call this before each save.
 
         Args:
-            to: the rank that gets all of it.
+            to: the rank that gets the full state.
         """
         super().consolidate_state_dict(to)
         for group in self._sharing:
@@ -514,8 +514,8 @@ class MatrixOptimizer(SecondOrder):
     # --- reports
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of state and scratch; before the first step by `init_state` for one matrix of each shape. Scratch is
-        what steps take for gradients, directions and copies of the state, without what `direction` itself takes."""
+        """Bytes of state and scratch; before the first step from `init_state` for one matrix of each shape. Scratch
+        includes gradients, directions and copies of the state, but not the temporaries of `direction`."""
         report = super().memory_report()
         if not self._pieces:
             self._look_at_groups()
@@ -535,7 +535,7 @@ class MatrixOptimizer(SecondOrder):
         return MemoryReport([report, dict.fromkeys(report, 0) | more], forecast)
 
     def stats(self) -> dict[str, float]:
-        """`steps`, taken or skipped, and `skipped` of them, since the optimizer was made; learning rates and updates as
-        of other optimizers. Waits for the device."""
+        """`steps`, including skipped ones, and `skipped`; learning rates and updates as for other optimizers.
+        Synchronizes."""
         steps, skipped = (0, 0) if self._counts is None else self._counts.tolist()
         return {"steps": float(steps), "skipped": float(skipped)} | self._rates_and_updates()

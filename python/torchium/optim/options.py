@@ -1,7 +1,6 @@
-"""The options of optimizers. One is written in the signature of its class, where users read it, and as a row of the
-class's `_options`; the defaults of groups, what is looked at when a group has changed, the configuration for the C
-library, and the names in its messages all follow from the rows.
-"""
+"""Options of optimizers. An option is in the signature of its class, which users read, and a row of the class's
+`_options`; defaults of groups, detection of changed groups, the configuration for the C library, and names in its
+messages are derived from the rows."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ __all__ = [
     "unexpected",
 ]
 
-# The library takes a learning rate of 0 for "as the others"; this one moves nothing.
+# The library interprets a learning rate of 0 as "the default"; this one changes nothing.
 _STILL = 1e-300
 # The longest interval of adaptive refreshes.
 _MOST_GAP = 100
@@ -76,7 +75,7 @@ def lr_for(device: torch.device | None, lr: Any) -> tuple[Any, torch.Tensor | No
     return lr.item(), None
 
 
-# Conversions get the name of the option, for messages, and the value that a group has.
+# Conversions get the option's name, for messages, and the group's value.
 
 
 def as_given(name: str, value: Any) -> Any:
@@ -96,7 +95,7 @@ def pair(name: str, value: Any) -> tuple[Any, Any]:
 
 
 def or_else(default: Any) -> Callable[[str, Any], Any]:
-    """For an option that may be None: what the library has for that."""
+    """For an option that may be None: the library's value for it."""
     return lambda name, value: default if value is None else value
 
 
@@ -126,14 +125,14 @@ def _adamw_lr(name: str, value: Any) -> Any:
 
 def _adamw_weight_decay(name: str, value: Any) -> Any:
     decay = plain(value)
-    if decay is not None and decay == -1.0:  # which the library takes for "as the others"
+    if decay is not None and decay == -1.0:  # the library's value for "the default"
         raise ValueError(f"{name} is -1, expected 0 or more")
     return -1.0 if decay is None else decay
 
 
 # --- names that are meant for options ---------------------------------------------------------------------------------
 
-# What other classes, here or elsewhere, call an option.
+# Names of options in other implementations.
 _SYNONYMS = (
     {"lr", "learning_rate"},
     {"eps", "epsilon"},
@@ -149,18 +148,18 @@ _SYNONYMS = (
 
 
 def hint_for(name: str, known: Iterable[str]) -> str | None:
-    """The option that a name is probably meant for: what it is called here, or one that is spelled nearly so."""
+    """The option that a name probably means: an alias, or a similar spelling."""
     known = list(known)
     for names in _SYNONYMS:
         for other in known:
             if name in names and other in names:
                 return other
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
-    return close[0] if close and f"_{close[0]}_" not in f"_{name}_" else None  # max_momentum is no misspelt momentum
+    return close[0] if close and f"_{close[0]}_" not in f"_{name}_" else None  # max_momentum is not a misspelt momentum
 
 
 def unexpected(who: str, name: str, known: Iterable[str]) -> TypeError:
-    """The error for a keyword that a constructor does not have."""
+    """The error for an unknown keyword of a constructor."""
     meant = hint_for(name, known)
     return TypeError(f"{who}() got an unexpected argument {name!r}" + (f": {who} calls it {meant!r}" if meant else ""))
 
@@ -169,20 +168,20 @@ def unexpected(who: str, name: str, known: Iterable[str]) -> TypeError:
 
 
 class Option(NamedTuple):
-    """An option of a class: its name here, the library's name for it, and how its value becomes the library's."""
+    """An option of a class: its name, the library's name, and the conversion of its value."""
 
     name: str
-    c_name: str | tuple[str, ...] | None  # several for a value of several numbers; None: it is not the library's
+    c_name: str | tuple[str, ...] | None  # several for a value of several numbers; None: not an option of the library
     convert: Callable[[str, Any], Any] = as_given
-    whole: bool = False  # of the whole optimizer: the same in all groups
-    default: Any = None  # where neither the constructor nor a group of arguments has one
+    whole: bool = False  # must be the same in all groups
+    default: Any = None  # if neither the constructor nor a group of arguments has one
 
 
 def same(
     *names: str, convert: Callable[[str, Any], Any] = as_given, whole: bool = False, struct: str = "", **defaults: Any
 ) -> Any:
-    """Options that have the library's names, in this struct of its configuration or in that of a group of arguments;
-    those with a default of their own are keywords."""
+    """Options with the library's names, in this struct of its configuration or in that of a group of arguments; those
+    with a default are keywords."""
     prefix = struct and f"{struct}."
     rows = {**dict.fromkeys(names), **defaults}
     return tuple(
@@ -191,7 +190,7 @@ def same(
     )
 
 
-# What all optimizers have. The learning rate comes to the library by itself, since it may be a tensor on the device.
+# Options of all optimizers. The learning rate is passed separately, since it may be a tensor on the device.
 COMMON = (
     *(Option(name, None) for name in ("lr", "foreach", "fused")),
     *(Option(name, None, default=False) for name in ("capturable", "differentiable")),
@@ -201,7 +200,7 @@ COMMON = (
     *same("nonfinite", "seed", whole=True),
     *same("memory_budget", convert=or_else(0), whole=True),
 )
-# What AdamW gets for the parameters that a second-order method does not take, and how exact products are.
+# Options of second-order optimizers for AdamW, and the precision of products.
 ADAMW = (
     *same("adamw_lr", convert=_adamw_lr),
     Option("adamw_betas", ("adamw.beta1", "adamw.beta2"), pair),
@@ -213,14 +212,14 @@ ADAMW = (
 
 
 class Options:
-    """All options of a class, and what follows from them."""
+    """All options of a class."""
 
     def __init__(self, *options: Option) -> None:
         self._options = {option.name: option for option in options}
         read = [(name, c_name, convert) for name, c_name, convert, *_ in options if c_name is not None]
         self._given = [(name, c_name) for name, c_name, convert in read if convert is as_given]
         self._converted = [row for row in read if row[2] is not as_given]
-        # What of a group is the library's, and what is of the whole optimizer.
+        # The library's options of a group, and those common to all groups.
         self.names = [name for name, *_ in read]
         self.whole = [option.name for option in options if option.whole]
 
@@ -240,7 +239,7 @@ class Options:
         return plain_ones | {name: value for name, value in rest.items() if name not in plain_ones} | grouped | further
 
     def config(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """What the library gets of a group's options."""
+        """A group's options for the library."""
         config = {c_name: group[name] for name, c_name in self._given}
         for name, c_name, convert in self._converted:
             value = convert(name, group[name])
@@ -253,7 +252,7 @@ class Options:
         return config
 
     def check(self, ask: Callable[[], Any], who: str) -> None:
-        """Asks the library, and says what it finds wrong by the name that the option has here."""
+        """Validates by the library, and reports errors with the names of the options here."""
         try:
             ask()
         except (TypeError, ValueError) as error:
@@ -262,7 +261,7 @@ class Options:
             raise type(error)(f"{who}: {self._titles().get(field, field)}{text[len(field) :]}") from None
 
     def _titles(self) -> dict[str, str]:
-        """What the library's names are called here."""
+        """Translates the library's names."""
         titles = {}
         for option in self._options.values():
             if isinstance(option.c_name, tuple):
@@ -274,9 +273,9 @@ class Options:
 
 # --- the learning rate of AdamW's part --------------------------------------------------------------------------------
 
-# In a group with an adamw_lr: the adamw_lr that was last set there, and the lr it goes with. AdamW's learning rate is
-# their ratio times lr, so that it follows what a scheduler does to lr. In a group without one, where the class has a
-# rule for the share of lr that AdamW gets: None, and the share, None for that of the rule. Without this note it is 1.
+# In a group with an adamw_lr: the adamw_lr last set, and the lr it refers to. AdamW's learning rate is their ratio
+# times lr, so that it follows schedulers. In a group without one, if the class has a rule for AdamW's share of lr:
+# None, and the share, None for the rule's. Without this note the share is 1.
 _BASE = "adamw_lr_base"
 
 
@@ -285,23 +284,23 @@ def _is_rate(value: Any) -> bool:
 
 
 def _base_lr(*candidates: Any) -> float:
-    """The first of them that a ratio can be kept to; 0 where there is none."""
+    """The first nonzero candidate for the ratio; otherwise 0."""
     return next((float(lr) for lr in map(plain, candidates) if _is_rate(lr) and lr > 0.0), 0.0)
 
 
 def begin_share(group: dict[str, Any], share: float | None) -> None:
-    """For a group that is made now: without an adamw_lr AdamW gets its share by the rule, where there is one."""
+    """For a new group: without an adamw_lr, AdamW's share follows the rule, if there is one."""
     if share is not None and group["adamw_lr"] is None:
         group.setdefault(_BASE, (None, None))
 
 
 def keep_lr(group: dict[str, Any]) -> None:
-    """For a group whose lr is meant for AdamW: it gets all of it, unless an adamw_lr says otherwise."""
+    """For a group whose lr is AdamW's: the share is 1 unless an adamw_lr is set."""
     group.setdefault(_BASE, (None, 1.0))
 
 
 def _share_of(group: dict[str, Any], share: float) -> float:
-    """What AdamW gets of lr in a group without an adamw_lr, which it may have had until now."""
+    """AdamW's share of lr in a group without an adamw_lr, which may have been removed."""
     known, kept = group.get(_BASE, (None, 1.0))
     if known is not None:
         group[_BASE], kept = (None, None), None
@@ -309,7 +308,7 @@ def _share_of(group: dict[str, Any], share: float) -> float:
 
 
 def _fix_ratio(group: dict[str, Any], *candidates: Any) -> float:
-    """The lr that the group's adamw_lr goes with: the first candidate that is not 0, where adamw_lr is new."""
+    """The lr that the group's adamw_lr refers to: the first nonzero candidate, for a new adamw_lr."""
     rate, (known, base) = plain(group["adamw_lr"]), group.get(_BASE, (None, 0.0))
     if rate != known and _is_rate(rate):
         base = _base_lr(*candidates, 0.0 if known is None else base)
@@ -318,9 +317,9 @@ def _fix_ratio(group: dict[str, Any], *candidates: Any) -> float:
 
 
 def keep_ratio(config: dict[str, Any], group: dict[str, Any], share: float | None) -> None:
-    """Adds to a configuration which lr the adamw_lr goes with. One that is set now goes with the lr there is, or where
-    that is 0, as at the beginning of a warm-up, with the one that the schedule starts from. Without either adamw_lr
-    goes with any lr: it stays. `share` is the rule's, for a group whose adamw_lr is None."""
+    """Adds the reference lr of adamw_lr to a configuration. A new adamw_lr refers to the current lr, or if that is 0,
+    as at the beginning of a warm-up, to the schedule's initial one. If both are 0, adamw_lr is constant. `share`: the
+    rule's, for a group whose adamw_lr is None."""
     if group.get("adamw_lr") is not None:
         base = _fix_ratio(group, group["lr"], group.get("initial_lr"))
         config["adamw.base_lr"] = base or config["lr"]
@@ -331,13 +330,13 @@ def keep_ratio(config: dict[str, Any], group: dict[str, Any], share: float | Non
 
 
 def has_ratio(group: dict[str, Any]) -> bool:
-    """Whether the library can follow a change of lr by itself."""
+    """Whether the library can change lr without a new configuration."""
     rate, base = group.get(_BASE, (None, None))
     return rate is None or base > 0.0
 
 
 def adamw_rate(config: Mapping[str, Any]) -> float:
-    """AdamW's learning rate by a configuration, as the library has it."""
+    """AdamW's learning rate of a configuration, as in the library."""
     lr, own, base = config["lr"], config["adamw.lr"], config.get("adamw.base_lr", 0.0)
     if own == 0.0 or lr == 0.0:
         return lr

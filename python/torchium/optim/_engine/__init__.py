@@ -1,3 +1,2 @@
-"""What is between an optimizer of PyTorch's kind and the C library: `engine`, one device's share of it; `placement`,
-who comes to which engine; `state`, what a checkpoint must have; `report`, what it all takes.
-"""
+"""The connection of PyTorch optimizers with the C library: `engine`, the part of an optimizer on one device;
+`placement`, the engine of each parameter; `state`, checks of checkpoints; `report`, memory, methods and statistics."""

@@ -1,9 +1,8 @@
-"""One device's share of an optimizer: the C object, the memory of its state, and the groups of parameters it has been
-given.
+"""The part of an optimizer on one device: the C object, the memory of its state, and its parameter groups.
 
-The parameters of an engine have numbers, in the order in which they came; a list of gradients for a step goes by them.
-A group of the C object is tied to a group of `param_groups` by its index there; parameters that come later, to a group
-of `param_groups` that there is already, are another group of the C object.
+Parameters of an engine are numbered in the order of their addition; a step's list of gradients has this order. A group
+of the C object belongs to the group of `param_groups` with its index; parameters added later to an existing group of
+`param_groups` are another group of the C object.
 """
 
 from __future__ import annotations
@@ -24,43 +23,43 @@ from .moments import SCALED, codes_of
 
 __all__ = ["Engine", "Members", "allocate_state", "profiled_range", "profiler_enabled", "stream_on"]
 
-# PyTorch from 2.10 on tells the extension its current stream itself.
+# From PyTorch 2.10 on, the extension reads the current stream itself.
 _TELLS_STREAM = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
-# There is no public question for it. Without this one a profiler is taken to listen always.
+# There is no public function for it. Without this one, assume an active profiler.
 profiler_enabled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", None) or (lambda: True)
 
 
 def stream_on(device: torch.device) -> int | None:
-    """PyTorch's current stream, where the extension must be told."""
+    """PyTorch's current stream, if the extension cannot read it."""
     if _TELLS_STREAM or device.type != "cuda":
         return None
     return torch.cuda.current_stream(device).cuda_stream
 
 
 def profiled_range(name: str) -> contextlib.AbstractContextManager[Any]:
-    """A range of torch.profiler where one listens."""
+    """A range of torch.profiler, if active."""
     return torch.autograd.profiler.record_function(name) if profiler_enabled() else contextlib.nullcontext()
 
 
 def allocate_state(device: torch.device, size: int) -> tuple[torch.Tensor, int]:
-    """Memory of the state comes from PyTorch, which counts it as its own."""
+    """Memory of the state, from PyTorch's allocator."""
     memory = torch.empty(size, dtype=torch.uint8, device=device)
     return memory, memory.data_ptr()
 
 
 @dataclasses.dataclass
 class Members:
-    """A group of the C object, and the numbers it was last given."""
+    """A group of the C object, and its latest hyperparameters."""
 
     index: int  # in param_groups
     number: int  # in the C object
-    generation: int  # which arrival of parameters it was part of: what a restart must repeat
+    generation: int  # the arrival that added its parameters, which a restart must repeat
     parameters: list[torch.Tensor]
     options: tuple[Any, ...] | None = None
     lr: float = 0.0
-    lr_tensor: bool = False  # it is read from a tensor on the device instead
+    lr_tensor: bool = False  # it is read from a tensor on the device
 
 
 class Ranges:
@@ -82,17 +81,17 @@ class Ranges:
 
 
 class Engine:
-    """All parameters that an optimizer has on one device, alone or shared with the ranks of a group."""
+    """All parameters of an optimizer on one device, local or shared with the ranks of a group."""
 
     def __init__(self, kind: str, device: torch.device, group: Any = None) -> None:
         self.kind = kind
         self.device = device
         self.group = group
-        self._parts = False  # of some parameters this process has a part
+        self._parts = False  # this process has a part of some parameters
         self.parameters: list[torch.Tensor] = []
         self.labels: list[str] = []
         self.groups: list[Members] = []
-        self.broken = False  # an error of the device has left the state in pieces
+        self.broken = False  # an error of the device has corrupted the state
         self._profiled = False
         self._handle = _C.Optimizer(
             str(device), functools.partial(allocate_state, device), group.arguments() if group else None
@@ -128,8 +127,8 @@ class Engine:
 
     @staticmethod
     def _as_parameter(parameter: torch.Tensor, name: str, view: torch.Tensor) -> torch.Tensor:
-        """What lies like a parameter is a DTensor where that is one: torch.distributed.checkpoint reshards it. Tiles,
-        whose names end in their numbers, and clocks are what they are."""
+        """Tensors in the layout of a DTensor parameter are DTensors, which torch.distributed.checkpoint reshards.
+        Tiles, whose names end in their numbers, and clocks are plain tensors."""
         like = is_sharded(parameter) and name != "step" and "." not in name
         return wrap_like(view, parameter) if like else view
 
@@ -141,12 +140,12 @@ class Engine:
         raise IndexError(parameter)
 
     def counts(self, parameter: int) -> list[int]:
-        """What the host counts for a parameter; of a shared one, what is the same on every rank."""
+        """The host's counts of a parameter; for a shared one, those that are equal on every rank."""
         counts = self._handle.get_counts(parameter)
         return counts[:2] if self.group else counts
 
     def failures(self, parameter: int) -> dict[str, list[int]]:
-        """Of a shared parameter: the failed refreshes of the factors of each tile that is here, by the tile's name."""
+        """For a shared parameter: failed refreshes of the factors of each local tile, by the tile's name."""
         found: dict[str, list[int]] = {}
         if self.group:
             for tile, count in zip(self._factors(parameter), self._handle.get_counts(parameter)[2:], strict=True):
@@ -173,7 +172,7 @@ class Engine:
         return self._handle.tiles()
 
     def tiles(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """The dims of the parameter that a tile is of, and where it is in them, by parameter and number."""
+        """The dims of a tile's parameter, and the tile's position, by parameter and number."""
         return {
             (parameter, number): (dims, tuple(slice(a, a + n) for a, n in zip(start, size, strict=True)))
             for parameter, number, _, dims, start, size in self.all_tiles()
@@ -184,7 +183,7 @@ class Engine:
         members.lr = lr
 
     def set_lr_tensor(self, members: Members, lr: torch.Tensor | None) -> None:
-        """A tensor on the engine's device that is read at every step from now on, or None for the number."""
+        """A tensor on the engine's device that every later step reads, or None to use the number."""
         if lr is not None or members.lr_tensor:
             self._handle.set_lr_tensor(members.number, lr)
             members.lr_tensor = lr is not None
@@ -199,8 +198,8 @@ class Engine:
         grad_scale: torch.Tensor | None,
         found_inf: torch.Tensor | None,
     ) -> list[torch.Tensor] | None:
-        """A step with these gradients, or with those that the parameters have. Returns the parameters that had one;
-        None where some parameter is another tensor than it was, and then nothing has changed."""
+        """A step with these gradients, or with `p.grad`. Returns the parameters with a gradient; None, without changes,
+        if a parameter's tensor was replaced."""
         profiled = profiler_enabled()
         if profiled != self._profiled:
             ranges = Ranges(self.kind) if profiled else None

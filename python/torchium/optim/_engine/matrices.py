@@ -1,4 +1,4 @@
-"""Several matrices in one parameter: the options `batch_dims` and `cuts` of a group, as the C library takes them."""
+"""Several matrices in one parameter: the options `batch_dims` and `cuts` of a group, converted for the C library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _batch_dims(group: dict[str, Any], who: str) -> int:
 
 
 def _cuts(given: Any, size: int, label: str, who: str) -> tuple[int, ...]:
-    """Rows of each matrix: a number for all alike, or one for each, as torch.split has them."""
+    """Rows of each matrix: a number for equal ones, or a list, as for torch.split."""
     if given is None:
         return ()
     try:

@@ -1,10 +1,10 @@
-"""Moments in eight bits (`state_dtype="int8"`) as tensors: what the library keeps, and the way to and from float32.
+"""Conversion of 8-bit moments (`state_dtype="int8"`) from and to float32.
 
 A moment is a uint8 tensor of codes and a float32 tensor of scales, `exp_avg` and `exp_avg_scale`, one scale for each
-128 elements in the order of the parameter's memory; src/core/codes.h defines both. Codes have the parameter's shape
-where it is contiguous; otherwise they are one row in the order of the parameter's memory.
+128 elements in the order of the parameter's memory; src/core/codes.h defines both. Codes have the parameter's shape if
+it is contiguous; otherwise they are one row in memory order.
 
-Factors and roots are matrices, or one row each where `packed_factors` keeps their lower triangles.
+Factors and roots are matrices, or with `packed_factors` a row with the lower triangle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OCTAVE = 0x80  # a factor of two, among a bfloat16's bits; also the least norma
 
 
 def codes_of(parameter: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """The library's words of four codes as one code for each element."""
+    """Unpacks the library's words of four codes."""
     codes = words.view(torch.uint8)[: parameter.numel()]
     return codes.view(parameter.shape) if parameter.is_contiguous() else codes
 
@@ -32,7 +32,7 @@ def _is_second(name: str) -> bool:
 
 
 def _blocks(values: torch.Tensor) -> torch.Tensor:
-    """One row for each block, the last one filled up with zeros."""
+    """One row per block; the last one is padded with zeros."""
     count = values.numel()
     rows = torch.zeros(-(-count // _BLOCK) * _BLOCK, dtype=values.dtype, device=values.device)
     rows[:count] = values.reshape(-1)
@@ -48,7 +48,7 @@ def _floats(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _range(signed: bool, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The floor and the top of each block and the step from code to code, in bits of float32."""
+    """The minimum and maximum of each block and the step between codes, as float32 bits."""
     words = _bits(scales.float()).view(-1, 1) & 0xFFFFFFFF
     floor, top = words << 16 & 0xFFFFFFFF, words & 0xFFFF0000
     if signed:
@@ -102,8 +102,8 @@ def _in_memory_order(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tens
 
 
 def _repacked(value: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """A symmetric matrix as its lower triangle, row after row, or the other way round, as the optimizer keeps it; what
-    does not fit stays, and an error names it."""
+    """Packs or unpacks the lower triangle of a symmetric matrix, as the optimizer stores it; other values are
+    unchanged, and later named in an error."""
     packed = view.dim() == 1
     n = value.shape[0] if packed else view.shape[0]
     if value.numel() != (n * n if packed else n * (n + 1) // 2):
@@ -117,8 +117,8 @@ def _repacked(value: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
 
 def adapt(parameter: torch.Tensor, views: Mapping[str, torch.Tensor], saved: dict[str, Any]) -> dict[str, Any]:
-    """Saved state with its moments and matrices in the form that the optimizer keeps: from eight bits to float32
-    without loss, from float32 to the nearest; symmetric matrices packed or whole."""
+    """Converts saved state to the form of the optimizer: 8 bits to float32 without loss, float32 to the nearest codes;
+    symmetric matrices packed or full."""
     adapted = dict(saved)
     for name, view in views.items():
         value = saved.get(name)

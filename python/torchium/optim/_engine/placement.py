@@ -1,8 +1,8 @@
-"""Who comes to which engine, in which order, and with what state.
+"""Assigns parameters to engines, in an order, with their saved state.
 
-The order decides about bits: a group of the C object is refreshed by a plan of its own, and random numbers go by a
-    parameter's number. So parameters that came together are one generation, their state remembers its number, and a
-    restart lets them come in the same order.
+The order determines bits: refreshes are scheduled per group of the C object, and random numbers depend on a parameter's
+number. So parameters added together are one generation, whose number is saved with their state, and a restart adds them
+in the same order.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .moments import adapt
 __all__ = ["Arrival", "Engines", "Group", "Home", "arrivals", "labels_of", "place", "placed", "put_back"]
 
 Group = dict[str, Any]
-# A device, and the ranks that share the parameters there, none where they are this process' own: one engine for each.
+# A device, and the ranks that share its parameters (none for local ones): the key of an engine.
 Home = tuple[torch.device, tuple[int, ...]]
 Engines = dict[Home, Engine]
 
-_MOST_LABEL = 150  # bytes: the library takes names below 192
+_MOST_LABEL = 150  # bytes: the library's limit for names is 192
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """Parameters of one group and one home that come together."""
+    """Parameters of one group and one home that are added together."""
 
     home: Home
     generation: int
-    index: int  # of the group
-    positions: list[int]  # in it
+    index: int
+    positions: list[int]
     parameters: list[torch.Tensor]
 
 
 def placed(engines: Engines) -> set[int]:
-    """The ids of all parameters that have a place."""
+    """The ids of all parameters in engines."""
     return {id(p) for engine in engines.values() for p in engine.parameters}
 
 
@@ -54,7 +54,7 @@ def arrivals(
     wanted: Callable[[torch.Tensor], bool],
     home_of: Callable[[torch.Tensor], Home],
 ) -> list[Arrival]:
-    """Parameters without a place that are wanted, or that have state, in the order in which they are to come."""
+    """Parameters outside of engines that are wanted or have state, in the order of their addition."""
     inside = placed(engines)
     generations = [saved_state.generation_of(state.get(p)) for group in groups for p in group["params"]]
     fresh = 1 + max((g for g in generations if g is not None), default=-1)
@@ -73,7 +73,7 @@ def arrivals(
 
 
 def labels_of(groups: list[Group]) -> list[list[str]]:
-    """What each parameter is called in messages: its name if it has one, made unique."""
+    """The unique name of each parameter in messages."""
     names = [group.get("param_names") or [None] * len(group["params"]) for group in groups]
     uses = Counter(name for row in names for name in row)
 
@@ -97,8 +97,8 @@ def place(
     state: Mapping[Any, Any],
     strict: bool,
 ) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
-    """Lets them join the engines, made where there is none, and puts their state back; returns both. Where `strict`,
-    saved state must be complete. Engines that there were have the newcomers even when this fails."""
+    """Adds them to engines, created as necessary, and restores their state; returns both. If `strict`, saved state must
+    be complete. Existing engines keep the added parameters even if this fails."""
     engines = dict(engines)
     first: dict[Home, int] = {}
     for arrival in newcomers:
@@ -112,8 +112,8 @@ def place(
 def put_back(
     engines: Engines, first: Mapping[Home, int], state: Mapping[Any, Any], strict: bool
 ) -> dict[torch.Tensor, dict[str, Any]]:
-    """Saved state into the engines, for the parameters from number first[home] on: everything is compared before
-    anything is written. Returns the state they have now."""
+    """Restores the state of the parameters from number first[home] on: everything is checked before anything is
+    written. Returns the current state."""
     views = {home: engines[home].states() for home in first}
     for home, start in first.items():
         engine = engines[home]
@@ -129,8 +129,8 @@ def put_back(
 
 
 def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mapping[Any, Any]) -> dict[str, Any]:
-    """The saved state of a parameter; of one that is shared, with tiles cut out of moments that were saved whole, and
-    failures out of the counts of one process."""
+    """The saved state of a parameter; of a shared one, full moments are cut into tiles, and failures taken from the
+    counts of one process."""
     saved = dict(state.get(engine.parameters[i]) or {})
     saved_state.check_memory(engine.labels[i], saved)
     if saved_state.has_state(saved):
@@ -150,7 +150,7 @@ def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mappin
 
 
 def _failures(counts: Any, tiles: list[int]) -> dict[str, Any]:
-    """Failed refreshes by tile, where one process has them in a row: every tile has as many factors."""
+    """Failed refreshes by tile, from the concatenated list of one process; every tile has equally many factors."""
     each = len(counts) // max(1, len(tiles))
     return (
         {f"failures.{tile}": counts[k * each : (k + 1) * each] for k, tile in enumerate(sorted(tiles))} if each else {}

@@ -1,4 +1,4 @@
-"""What an optimizer takes, in bytes, which parameters get what, and statistics for loggers."""
+"""Memory of an optimizer, methods of parameters, and statistics for loggers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = [
 
 
 def device_of_forecast(device: torch.device) -> str:
-    """A model on "meta", made to ask how much it would take, is taken to be meant for a GPU where there is one."""
+    """The device of a forecast: a model on "meta" is assumed to be for a GPU if there is one."""
     if device.type != "meta":
         return str(device)
     return "cuda" if _C.device_count("cuda") > 0 else "cpu"
 
 
 class MemoryReport(dict[str, int]):
-    """Bytes of `state`, of `scratch` that a step keeps, of what a `refresh` takes for its length, of the driver's
-    memory for `recorded` steps on a GPU, which is an estimate, their sum as `peak`; and the numbers of `blocks` and
-    `factors`. `forecast` tells whether the optimizer has taken them yet."""
+    """Bytes of `state`, of persistent `scratch`, of temporary `refresh` memory, of the driver's memory for `recorded`
+    steps on a GPU (estimated), and their sum as `peak`; the numbers of `blocks` and `factors`. `forecast`: whether this
+    is an estimate before allocation."""
 
     def __init__(self, parts: Iterable[dict[str, int]], forecast: bool) -> None:
         parts = list(parts)
         total = {name: sum(part[name] for part in parts) for name in ("state", "recorded", "blocks", "factors")}
-        # A forecast is of one group after the other, which share their scratch; figures are of devices, which do not.
+        # A forecast has an entry per group, and groups share scratch; actual figures have an entry per device.
         most = max if forecast else sum
         scratch, refresh = (most([part[name] for part in parts] or [0]) for name in ("scratch", "refresh"))
         peak = total["state"] + scratch + refresh + total["recorded"]
@@ -64,29 +64,29 @@ class MemoryReport(dict[str, int]):
 
 
 class Method(NamedTuple):
-    """What one parameter gets."""
+    """The method of one parameter."""
 
     method: str
     reason: str
-    lr: float | None  # None for parameters that get nothing
+    lr: float | None  # None for frozen parameters
     group: int
     parameter: torch.Tensor
     label: str
 
 
 class SummaryRow(NamedTuple):
-    """Parameters that get the same method for the same reason, at the same learning rate."""
+    """Parameters with the same method, reason and learning rate."""
 
     method: str
     reason: str
     names: tuple[str, ...]
     elements: int
-    lr: float | None  # None for parameters that get nothing
+    lr: float | None  # None for frozen parameters
 
 
 class Summary(tuple[SummaryRow, ...]):
-    """Which parameters get which method, why, and at which learning rate: one row for each reason and rate, in the
-    order in which they come up."""
+    """Which parameters get which method, why, and at which learning rate: one row for each reason and rate, in order of
+    appearance."""
 
     def __new__(cls, methods: Iterable[Method]) -> Summary:
         found: dict[tuple[str, str, float | None], list[tuple[str, int]]] = defaultdict(list)
@@ -123,7 +123,7 @@ class Summary(tuple[SummaryRow, ...]):
 
 
 def _shortened(names: tuple[str, ...]) -> str:
-    """The first and the last of many."""
+    """Abbreviates a long list to its first and last name."""
     return ", ".join(names) if len(names) < 3 else f"{names[0]}, ..., {names[-1]}"
 
 
@@ -131,7 +131,7 @@ def _shortened(names: tuple[str, ...]) -> str:
 
 
 def engine_stats(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Those of several engines in one. Schedules are only there where something was refreshed."""
+    """Merges the statistics of several engines. Intervals and staleness appear only after a refresh."""
     told = {}
     for name in ("steps", "skipped", "refreshes", "failed", "worst_residual"):
         numbers = [part[name] for part in parts]
@@ -144,7 +144,7 @@ def engine_stats(parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 def rates_of(methods: Iterable[Method]) -> dict[str, float]:
-    """The learning rate of each method; of each group where groups have different ones."""
+    """The learning rate of each method; per group if groups differ."""
     rates: dict[str, dict[int, float]] = defaultdict(dict)
     for m in methods:
         if m.lr is not None:
@@ -157,8 +157,8 @@ def rates_of(methods: Iterable[Method]) -> dict[str, float]:
 
 
 class UpdateMeter:
-    """How far an optimizer's next step moves its parameters, by method; of sharded ones, this rank's part of them. A
-    step that is not taken, as a GradScaler decides, leaves that to the one after it."""
+    """The RMS of the next step's update, by method; for sharded parameters, of the local shard. A step skipped by a
+    GradScaler is not measured: the next one is."""
 
     def __init__(self, optimizer: Any) -> None:
         self.is_measured = False

@@ -1,8 +1,8 @@
-"""Saved state of one parameter: what is looked at before anything is written, and the writing.
+"""Saved state of one parameter: checks before anything is written, and writing.
 
-It is a dictionary of tensors, and of `counts`, a row of integers for what the host counts: [generation, steps of the
-optimizer, steps with this parameter, then one for each factor]. States of torch.optim's AdamW, SGD and Muon have the
-same names without the counts, which then follow from `step`.
+It is a dictionary of tensors, and of `counts`, a row of integers: [generation, steps of the optimizer, steps with this
+parameter, then one for each factor]. States of torch.optim's AdamW, SGD and Muon have the same names without the
+counts, which then follow from `step`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 COUNTS = "counts"
-KIND = "torchium_kind"  # beside 'state' and 'param_groups'
-# What tells of which kind a state_dict without KIND is, of an earlier version or of torch.optim: options of its groups,
-# or else names of its state.
+KIND = "torchium_kind"  # next to 'state' and 'param_groups'
+# Identifies the kind of a state_dict without KIND, from an earlier version or torch.optim: by options of groups, or
+# else by names of state.
 _OPTIONS_OF = {
     "adamw": {"amsgrad"},
     "sgd": {"dampening"},
@@ -48,12 +48,12 @@ _OPTIONS_OF = {
     "soap": {"shampoo_beta"},
 }
 _STATE_OF = {"root": "shampoo", "basis": "soap"}
-MOST_STEPS = 2**53  # clocks are float64: above it a step and the next are the same
+MOST_STEPS = 2**53  # clocks are float64, which cannot count further
 # Of a factor: failed refreshes, 0 to 2, in two bits, two gaps of five bits, up to 30, staleness and level in 17.
 _MOST_FACTOR_COUNT = 0x1FFFFFFF
 _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
 _NAMES |= {f"{name}_scale" for name in SCALED}
-# Of blocks, with their numbers; and the moments and master copies of tiles, which one rank of a group owns.
+# State of blocks, with their numbers; and moments and master copies of tiles, which one rank of a group owns.
 _NUMBERED = (
     "factor.",
     "root.",
@@ -65,13 +65,13 @@ _NUMBERED = (
     "master.",
     "failures.",
 )
-# What may be missing: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
+# Optional state: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
 _MAY_BE_MISSING = ("step", "master", "momentum_buffer", "momentum_buffer_scale")
 _RESIZED = "; `del optimizer.state[parameter]` resets the state of a resized parameter"
 
 
 def kinds_of(state_dict: Mapping[str, Any], guess: bool) -> set[str]:
-    """The kinds of optimizer that may have written it; empty where nothing tells."""
+    """The kinds of optimizer that may have written it; empty if unknown."""
     if KIND in state_dict or not guess:
         return {str(state_dict[KIND])} if KIND in state_dict else set()
     options = {name for group in state_dict["param_groups"] for name in group}
@@ -87,7 +87,7 @@ def kinds_of(state_dict: Mapping[str, Any], guess: bool) -> set[str]:
 
 
 def is_ours(name: Any) -> bool:
-    """Whether it is the library's to keep; a user may have put other things beside it."""
+    """Whether it belongs to the library; users may have added other entries."""
     return isinstance(name, str) and (name in _NAMES or name.startswith(_NUMBERED))
 
 
@@ -97,7 +97,7 @@ def has_state(saved: Any) -> bool:
 
 
 def generation_of(saved: Any) -> int | None:
-    """Which arrival of parameters this one was part of, or None where nothing tells."""
+    """The generation of this parameter, or None if unknown."""
     counts = saved.get(COUNTS) if isinstance(saved, Mapping) else None
     return None if counts is None or is_hollow(counts) else int(counts[0])
 
@@ -134,7 +134,7 @@ def _check_factors(what: str, counts: list[int]) -> None:
 
 
 def check_counts(what: str, given: Any, most: Sequence[int]) -> None:
-    """Refuses numbers that nothing can have counted, by what they are and what they may be."""
+    """Rejects counts out of range, by name and range."""
     numbers = given.tolist() if isinstance(given, torch.Tensor) else list(given)
     for number, limit in zip(numbers, most, strict=False):
         whole = isinstance(number, (int, float)) and 0 <= number <= limit and number == int(number)
@@ -149,7 +149,7 @@ def check_memory(label: str, saved: Mapping[str, Any]) -> None:
 
 
 def check_form(label: str, name: str, view: torch.Tensor, value: Any, remedy: str = "") -> torch.Tensor:
-    """A value of the state as a tensor, which must have the shape that the optimizer keeps."""
+    """A value of the state as a tensor, which must have the optimizer's shape."""
     if not isinstance(value, (torch.Tensor, int, float)):
         raise TypeError(f"the state {name!r} of {label!r} is a {type(value).__name__}, expected a tensor")
     tensor = _as_tensor(value)
@@ -160,12 +160,12 @@ def check_form(label: str, name: str, view: torch.Tensor, value: Any, remedy: st
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
-    """Not by torch.as_tensor, which moves tensors too where `with torch.device(...)` asks for it."""
+    """torch.as_tensor would also move tensors under `with torch.device(...)`."""
     return value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu")
 
 
 def restore(views: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
-    """Copies what is there; a parameter with a past but no clock has taken one step."""
+    """Copies saved values; a parameter with state but no clock is assumed to have had one step."""
     for name, view in views.items():
         value = saved.get(name)
         if value is not None:

@@ -1,8 +1,6 @@
-"""Which matrices of a model get AdamW although a second-order method could take them: those whose rows belong to single
-words, classes or positions, so that the rows of a gradient have little to do with each other. The rules go by the types
-and names of modules, and look at no shapes but that of the head: simple enough to be said on the page for users, which
-lists them in this order.
-"""
+"""Selects the matrices of a model that get AdamW in a second-order optimizer: those whose rows belong to single words,
+classes or positions, so that the rows of a gradient are nearly independent. The rules use types and names of modules,
+and shapes only for the head; the guide lists them in this order."""
 
 from __future__ import annotations
 
@@ -21,13 +19,12 @@ def _is_embedding(module: nn.Module) -> bool:
 
 
 def _own_name(path: str) -> str:
-    """The last part of a module's name that is no number: that of a Sequential where the module lies in one."""
+    """The last part of a module's name that is not a number: a Sequential's name for its items."""
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
 
 
 def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, str, str, nn.Module]]:
-    """Every parameter with its name in the module that has it, that module's name, and the module; shared ones for each
-    of their owners."""
+    """Every parameter with its name in its module, the module's name, and the module; shared ones once per module."""
     for path, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             yield parameter, name, path, module
@@ -42,7 +39,7 @@ def _heads(model: nn.Module) -> set[nn.Parameter]:
 
 
 def reasons_of(model: nn.Module) -> dict[torch.Tensor, str]:
-    """The parameters that get AdamW, with the reason. Vectors and scalars are not among them: they get it anyway."""
+    """The parameters with AdamW, and the reason. Vectors and scalars, which always get it, are not included."""
     heads, reasons = _heads(model), {}
     for parameter, name, _, module in _owned(model):
         if sum(size > 1 for size in parameter.shape) < 2:

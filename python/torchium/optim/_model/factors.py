@@ -1,7 +1,7 @@
-"""The layers of a model that KFAC takes, and their factors in the C library.
+"""The layers that KFAC preconditions, and their factors in the C library.
 
-There is one C object for each device, made when the first batch is seen. Where a model has been moved since, or a
-parameter frozen, another is made, with the state of the first as far as it fits.
+There is one C object per device, created with the first batch. After the model has moved, or a parameter was frozen, a
+new one takes over the state that still fits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTED = 4
 
 
 def find_layers(model: nn.Module, skip: str | Iterable[str] | None, rounded: bool) -> tuple[list[Part], dict[str, str]]:
-    """The linear and convolution layers to take, and by name why every other trainable module is left out."""
+    """The linear and convolution layers, and for every other trainable module the reason why it is excluded."""
     trainable = [
         (name or type(module).__name__, module)
         for name, module in model.named_modules()
@@ -57,7 +57,7 @@ def find_layers(model: nn.Module, skip: str | Iterable[str] | None, rounded: boo
 
 
 def _patterns(skip: Any, modules: list[tuple[str, nn.Module]]) -> list[str]:
-    """A pattern that fits nothing is an error: it would be a spelling mistake that shows only in the loss."""
+    """A pattern without a match is an error: it is probably misspelt."""
     patterns = [skip] if isinstance(skip, str) else list(skip or ())
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -91,8 +91,8 @@ def _why_not(name: str, module: nn.Module, patterns: list[str], owners: Counter[
 
 
 class _Weights:
-    """The parameters of a layer. Where they are sharded (fully_shard), the module has whole ones in their place during
-    a forward and a backward pass: then those that it had when the optimizer was made."""
+    """The parameters of a layer. For sharded ones (fully_shard), the module has unsharded parameters during forward and
+    backward: this returns those it had at construction."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -106,7 +106,7 @@ class _Weights:
         return bias if bias is not None and bias.requires_grad else None
 
     def signature(self) -> tuple[Any, ...]:
-        """What a C object depends on."""
+        """The key of a C object."""
         weight = self.weight()
         return weight.device, weight.dtype, tuple(weight.shape), self.bias() is not None
 
@@ -127,7 +127,7 @@ class Factors:
         self._places: dict[Part, tuple[torch.device, int]] = {}
 
     def configure(self, config: dict[str, Any]) -> None:
-        """Numbers that may change from step to step; the others are those of the first time."""
+        """Numbers that may change between steps; the others are fixed."""
         if config != self._config:
             for device, engine in self._engines.items():
                 engine.set_config(config | {"factor_dtype": self._dtype_on(device)})
@@ -139,7 +139,7 @@ class Factors:
         return bool(self._engines)
 
     def settle(self) -> None:
-        """Makes the C objects, or others in their place where the layers are others now."""
+        """Creates the C objects, or replaces them if the layers have changed."""
         signature = [weights.signature() for weights in self._weights]
         if signature == self._signature:
             return
@@ -181,7 +181,7 @@ class Factors:
         return any(is_sharded(weights.weight()) for weights in self._weights)
 
     def groups(self) -> list[Group]:
-        """Those whose ranks have divided the layers of a device among them."""
+        """Groups whose ranks divide the layers of a device."""
         return list(self._groups.values()) if self._engines else []
 
     def _dtype_on(self, device: torch.device) -> str:
@@ -204,7 +204,7 @@ class Factors:
         )
 
     def forecast(self) -> int:
-        """Bytes of state; before it is there, of one process that has all of it."""
+        """Bytes of state; before allocation, for one process with all layers."""
         if self._groups:
             return sum(view.nbytes for views in self.views().values() for view in views.values())
         on = [weights.weight().device for weights in self._weights]
@@ -236,8 +236,8 @@ class Factors:
             engine.refresh()
 
     def precondition(self, lr: float) -> None:
-        """A layer's gradient is worked on whole: those that are sharded are put together first, by every rank, and each
-        rank keeps its part of the result."""
+        """Gradients of layers are processed unsharded: every rank gathers sharded ones and keeps its shard of the
+        result."""
         for device, engine in self._engines.items():
             gradients: list[torch.Tensor | None] = []
             for k in self._members[device]:
@@ -261,7 +261,7 @@ class Factors:
         return found
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """By layer its tensors, and `counts`, what the host counts."""
+        """Tensors by layer, and `counts`."""
         saved: dict[str, dict[str, Any]] = dict(self.views())
         for layer, (device, number) in self._places.items():
             saved[layer.name][COUNTS] = self._engines[device].get_counts(number)
@@ -269,7 +269,7 @@ class Factors:
 
     def consolidate(self, to: int, averaged: bool) -> dict[str, dict[str, Any]] | None:
         """The state of all layers in host memory on rank `to`, None on the others. Factors are the mean over the ranks
-        that average them, else those of the layer's owner, as inverses and bases are."""
+        that average them, else those of the layer's owner, as are inverses and bases."""
         mine = {
             name: {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in saved.items()}
             for name, saved in (self.state() if self._engines else {}).items()
@@ -287,8 +287,8 @@ class Factors:
         return None if self.groups() and not self.groups()[0].is_at(to) else mine
 
     def agreed(self, size: int, averaged: bool) -> dict[str, dict[str, Any]]:
-        """This process' part of the state, with factors and counts that are the same on all `size` processes, as
-        `consolidate` would have them. A collective."""
+        """The state of this process, with factors and counts that are equal on all `size` processes, as by
+        `consolidate`. A collective."""
         import torch.distributed as dist
 
         saved = self.state()
@@ -307,7 +307,7 @@ class Factors:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """After an error inside, the C objects are those there were before."""
+        """After an error inside, the previous C objects are restored."""
         before = self._signature, self._engines, self._members, self._places
         try:
             yield
@@ -316,11 +316,11 @@ class Factors:
             raise
 
     def forget(self) -> None:
-        """As before the first batch."""
+        """Returns to the state before the first batch."""
         self._signature, self._engines, self._members, self._places = None, {}, {}, {}
 
     def check(self, saved: Mapping[str, Any]) -> None:
-        """Refuses what `restore` could not write."""
+        """Rejects state that `restore` could not write."""
         names = {layer.name for layer in self._layers}
         if saved.keys() != names:
             missing, strange = (sorted(map(shown, keys)) for keys in (names - saved.keys(), saved.keys() - names))
@@ -334,7 +334,7 @@ class Factors:
 
     def _check(self, name: str, views: Mapping[str, torch.Tensor], saved: Any) -> None:
         known = isinstance(saved, Mapping) and saved.keys() >= {*views, COUNTS}
-        if not known or (saved.keys() != {*views, COUNTS} and not self._groups):  # a whole state has more than a part
+        if not known or (saved.keys() != {*views, COUNTS} and not self._groups):  # a full state has more than a shard
             raise ValueError(f"the state of layer {name!r} must have {sorted(views)} and {COUNTS!r}")
         for key, view in views.items():
             value = saved[key]
@@ -371,7 +371,7 @@ class Factors:
 
 
 def _by_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
-    """What `state` gave on a rank, from the tensors that it sent."""
+    """The `state` of a rank, from the tensors it sent."""
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for path, tensor in tensors.items():
         name, _, key = path.rpartition("/")
@@ -380,8 +380,8 @@ def _by_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
 
 
 def _merged(parts: list[dict[str, Any]], averaged: bool) -> dict[str, Any]:
-    """One layer's state from that of every rank."""
-    owner = max(range(len(parts)), key=lambda rank: len(parts[rank]))  # under EKFAC all have as much as it
+    """Merges the state of one layer from all ranks."""
+    owner = max(range(len(parts)), key=lambda rank: len(parts[rank]))  # with EKFAC, all have equally much
     merged = dict(parts[owner])
     for key in FACTORS:
         merged[key] = _one_factor([part[key] for part in parts], owner, averaged)
@@ -389,14 +389,14 @@ def _merged(parts: list[dict[str, Any]], averaged: bool) -> dict[str, Any]:
 
 
 def _one_factor(values: list[torch.Tensor], owner: int, averaged: bool) -> torch.Tensor:
-    """That of the layer's owner, or the mean; of equal ones the mean need not be any of them."""
+    """The value of the layer's owner, or the mean; the mean of equal values may round."""
     if averaged and not all(torch.equal(value, values[0]) for value in values):
         return torch.stack(values).mean(0)
     return values[owner]
 
 
 def _check_counts(name: str, counts: Any) -> None:
-    """[updates of the factors, observations in the step under way, refreshes, updates of the scales]; an observation
+    """[updates of the factors, observations in the current step, refreshes, updates of the scales]; an observation
     begins an update."""
     counts = counts.tolist() if isinstance(counts, torch.Tensor) else counts
     if not isinstance(counts, (list, tuple)) or len(counts) != _COUNTED:

@@ -1,7 +1,7 @@
 """Optimizers that observe the layers of a model: SGD on preconditioned gradients.
 
-Loss scaling ends before the turning, since that is not linear in the gradient where anything is clipped; the step
-itself still skips what the scaler has found not to be finite, on the device.
+Gradients are unscaled before preconditioning, which with clipping is not linear; the step still skips gradients that
+the scaler has found not to be finite, on the device.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ __all__ = ["OfModel"]
 
 
 class OfModel(SGD):
-    """What KFAC and NaturalGradient have in common; not for direct use."""
+    """Base of KFAC and NaturalGradient; not for direct use."""
 
-    # The options of groups beside those of SGD: they say how gradients are turned, and the library's steps have no use
-    # for them.
+    # Options of groups in addition to SGD's: they affect preconditioning only, not the library's step.
     _turning: ClassVar[Options] = Options()
     _watch: PassWatch
 
     def __init__(self, model: nn.Module, arguments: dict[str, Any]) -> None:
-        """`arguments` are those of a class's own constructor, by name."""
+        """`arguments`: those of the class's constructor, by name."""
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"{type(self).__name__}: model must be a torch.nn.Module, got an object of type "
@@ -62,7 +61,7 @@ class OfModel(SGD):
         return (method, "layer") if inside else ("SGD", "other parameter")
 
     def _turn_gradients(self) -> None:
-        """Turns p.grad of the parameters in place."""
+        """Preconditions p.grad in place."""
         raise NotImplementedError
 
     def _take_step(self) -> None:

@@ -1,8 +1,8 @@
-"""The watch of KFAC and NaturalGradient. A forward hook on each layer notes its input and waits for the gradient of its
+"""The watch of KFAC and NaturalGradient. A forward hook on each layer stores its input and hooks the gradient of its
 output.
 
-The uses of one module within one forward pass of the model belong together: they are handed over when the last gradient
-has come. Hooks know their watch weakly, so that it ends with the optimizer and not with the model.
+Uses of a module within one forward pass of the model are collected and passed on after the last gradient. Hooks have
+weak references to the watch, which therefore lives as long as the optimizer, not the model.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _REPLICATED = (
 
 
 class _Pass:
-    """The uses of one layer in one forward pass: the sink of all of them, which keep it alive. A use lives as long as
-    the graph that its gradient would come through."""
+    """The uses of one layer in one forward pass. They keep it alive, and live as long as the graph that their gradients
+    come from."""
 
     def __init__(self, watch: PassWatch, part: Part) -> None:
         self.watch, self.part = watch, part
-        # With the backward pass in which a checkpoint ran the layer again, to open one of its own for it; or -1.
+        # The backward pass in which activation checkpointing ran the layer again, which opens another group of uses; or
+        # -1.
         self.waiting: weakref.WeakKeyDictionary[Use, int] = weakref.WeakKeyDictionary()
         self.pairs: list[Pair] = []
 
@@ -59,7 +60,7 @@ class _Pass:
 
 
 class _WeakHook(Hook):
-    """On a layer, or before the forward of the whole model where `part` is None."""
+    """On a layer, or before the forward of the whole model if `part` is None."""
 
     def __init__(self, watch: PassWatch, part: Part | None = None) -> None:
         self._watch, self._part = weakref.ref(watch), part
@@ -78,9 +79,9 @@ class _WeakHook(Hook):
 class PassWatch(Watch):
     """Hooks on the layers of a model.
 
-    `wanted(module)` tells, in the forward pass, whether a use is noted; `listening()`, in the backward pass, whether
-    gradients are taken. `complete(part, pairs)` gets what has come for a layer. `accumulation` is how many backward
-    passes there may be before a step, None for any number.
+    `wanted(module)`: in the forward pass, whether to store a use; `listening()`: in the backward pass, whether to
+    accept gradients. `complete(part, pairs)` receives those of a layer. `accumulation`: the maximum number of backward
+    passes before a step, or None.
     """
 
     INSIDE_TRANSFORM = (
@@ -107,11 +108,11 @@ class PassWatch(Watch):
         if any(isinstance(module, nn.DataParallel) for module in model.modules()):
             raise NotImplementedError(f"model {_REPLICATED}")
         self.complete, self._accumulation = complete, accumulation
-        self._backward: dict[Part, set[int]] = {}  # passes that the gradients are of, by number
+        self._backward: dict[Part, set[int]] = {}  # ids of the accumulated passes
         self._sharded = {
             layer: [p for p in layer.module.parameters(recurse=False) if is_sharded(p)] for layer in layers
         }
-        self.partial: dict[_Pass, None] = {}  # some gradients have come, others not yet
+        self.partial: dict[_Pass, None] = {}  # some gradients are still missing
         self._wanted, self._listening = wanted, listening
         self._passes: weakref.WeakValueDictionary[tuple[Part, int], _Pass] = weakref.WeakValueDictionary()
         self.handles.append(model.register_forward_pre_hook(_WeakHook(self), with_kwargs=True))
@@ -120,14 +121,14 @@ class PassWatch(Watch):
         self._finalizer = weakref.finalize(self, remove_all, self.handles)
 
     def remove(self) -> None:
-        """Takes all hooks off."""
+        """Removes all hooks."""
         self._finalizer()
 
     def note(self, part: Part, module: nn.Module, x: Any, output: Any) -> None:
         if not isinstance(output, torch.Tensor) or not self.enabled or not self._wanted(module):
             return
         if in_transform():
-            self.trainable(part)  # which refuses it where gradients might come
+            self.trainable(part)  # which raises if gradients may follow
             return
         if not output.requires_grad:
             return
@@ -146,9 +147,8 @@ class PassWatch(Watch):
             Watch.arrive(self, use, gradient.detach())
 
     def count(self, part: Part, number: int) -> None:
-        """Refuses a backward pass that would add to gradients that are of as many passes as there should be already.
-        Gradients that were cleared are None, or 0; the latter is looked for only before an error: it waits for the
-        device."""
+        """Rejects a backward pass beyond `accumulation`. Cleared gradients are None or 0; the latter is only checked
+        before an error, since it synchronizes."""
         seen = self._backward.setdefault(part, set())
         if self._accumulation is None or number in seen:
             return
@@ -167,11 +167,11 @@ class PassWatch(Watch):
         seen.add(number)
 
     def begin(self) -> None:
-        """Starts a new accumulation: after a step, or when gradients have been cleared."""
+        """Starts a new accumulation: after a step, or after gradients were cleared."""
         self._backward.clear()
 
     def flush(self) -> None:
-        """Hands over what has come of passes that gave some outputs no gradient."""
+        """Passes on the gradients of passes in which some outputs had none."""
         for together in list(self.partial):
             together.hand_over()
 
@@ -183,7 +183,7 @@ class PassWatch(Watch):
 
 
 def of_one_pass(part: Part, pairs: list[Pair]) -> Pair:
-    """The uses of a layer in one forward pass as those of a layer with more positions."""
+    """Merges the uses of a layer in one forward pass into positions."""
     pairs = [_with_samples(part, *pair) for pair in pairs]
     if len(pairs) == 1:
         return pairs[0]
@@ -202,7 +202,7 @@ def of_one_pass(part: Part, pairs: list[Pair]) -> Pair:
 
 
 def _with_samples(part: Part, x: torch.Tensor, gradient: torch.Tensor) -> Pair:
-    """With a dimension for the samples, of which PyTorch takes one without it."""
+    """Adds the batch dimension to a single sample, which PyTorch accepts without it."""
     if not has_batch(part.module, part.kind, x):
         return x.unsqueeze(0), gradient.unsqueeze(0)
     return x, gradient

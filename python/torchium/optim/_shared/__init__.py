@@ -1,2 +1,2 @@
-"""Optimizers over torch.distributed: which ranks share one, where each parameter lies among them, and the collectives
-that the C library asks for. Nothing here is imported before a DTensor or a process group is seen."""
+"""Optimizers over torch.distributed: which ranks share one, the placement of each parameter, and the collectives of the
+C library. Imported only for DTensors or a process group."""

@@ -1,5 +1,5 @@
-"""The state of a shared optimizer brought together on one rank, in the form that one process has it: moments whole,
-factors, roots and bases under their numbers, failures among the counts. Any other world can load that."""
+"""Gathers the state of a shared optimizer on one rank, in the form of one process: full moments, factors, roots and
+bases with their numbers, failures in the counts. Any number of ranks can load it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sharding import is_sharded, whole_tensor
 
 __all__ = ["consolidate", "is_divided", "wanted_by_checkpoint"]
 
-# Moments that lie like their parameter in one process. Of the others one process has the same names as tiles do.
+# Moments in the parameter's layout in one process. Other state has the same names there as for tiles.
 _WHOLE = ("exp_avg", "momentum_buffer", "grafting_sq", "master")
 _TILE = re.compile(r"([a-z_]+)\.(\d+)")
 
@@ -33,7 +33,8 @@ def is_divided(engines: Iterable[Any]) -> bool:
 
 
 def wanted_by_checkpoint() -> bool:
-    """Whether torch.distributed.checkpoint asks, which calls state_dict() on every rank and keeps what each has."""
+    """Whether torch.distributed.checkpoint is the caller, which calls state_dict() on every rank and saves
+    each result."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
@@ -46,7 +47,7 @@ def wanted_by_checkpoint() -> bool:
 
 
 def consolidate(engines: Iterable[Any], state: Mapping[Any, State], to: int) -> dict[Any, State] | None:
-    """The state of all parameters in host memory on rank `to` of the world, None on the others. A collective."""
+    """The state of all parameters in host memory on global rank `to`, None on the others. A collective."""
     found: dict[Any, State] = {p: _on_host(values) for p, values in state.items()}
     for engine in engines:
         if engine.group is not None:
@@ -76,7 +77,7 @@ def _on_host(values: State) -> State:
 
 
 def _merged(own: State, every: Iterable[State], tiles: Mapping[int, Any], shape: torch.Size) -> State:
-    """One process' state: what every rank has, and what the ranks have of each tile."""
+    """The state of one process, from the replicated state and the tiles of all ranks."""
     merged = {name: value for name, value in own.items() if not _TILE.match(name)}
     failures: dict[int, list[int]] = {}
     numbered: State = {}

@@ -27,7 +27,7 @@ _LENGTH = 8  # bytes of the header's length
 
 
 class _OnGPU:
-    """Bytes on a GPU as CUDA's array interface tells them."""
+    """Memory on a GPU, as CUDA's array interface."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -48,13 +48,14 @@ def _bytes_at(device: torch.device, address: int, size: int) -> torch.Tensor:
 
 
 class Group:
-    """The collectives of the C library over a process group of torch.distributed; all of them move bytes."""
+    """The C library's collectives over a process group of torch.distributed, on bytes."""
 
     def __init__(self, process_group: Any, ranks: tuple[int, ...], device: torch.device) -> None:
         import torch.distributed as dist
 
         self._dist = dist
-        # The world's is not held: destroy_process_group() is to end its threads, which may still let go of tensors.
+        # A reference to the world's group would keep it alive: destroy_process_group() must end its threads, which may
+        # still free tensors.
         self._process_group = None if process_group is dist.group.WORLD else process_group
         self.ranks = ranks
         self.device = device
@@ -74,7 +75,7 @@ class Group:
         return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
 
     def arguments(self) -> tuple[Any, ...]:
-        """What _C.Optimizer takes."""
+        """The argument of _C.Optimizer."""
         return self.name, self.rank, self.size, self.collective
 
     def _at(self, address: int, size: int) -> torch.Tensor:
@@ -84,15 +85,14 @@ class Group:
         return self._views[key]
 
     def collective(self, operation: str, send: int, receive: int, numbers: Any, stream: int) -> None:
-        """Queued on `stream`, which may be another than PyTorch's current one: what travels does so beside other
-        work."""
+        """Queued on `stream`, which may differ from PyTorch's current one: communication overlaps with computation."""
         try:
             if self.device.type != "cuda" or stream == torch.cuda.current_stream(self.device).cuda_stream:
                 self._call(operation, send, receive, numbers)
                 return
             with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
                 self._call(operation, send, receive, numbers)
-        except (RuntimeError, ValueError) as error:  # a rank that is gone, or a timeout
+        except (RuntimeError, ValueError) as error:  # a lost rank, or a timeout
             raise RuntimeError(
                 f"{operation} of {self.name}, rank {self.rank} of {self.size}, failed: {error}\nThe step is not "
                 "whole: resume from a checkpoint"
@@ -115,15 +115,15 @@ class Group:
         self._dist.all_reduce(tensor, op=self._dist.ReduceOp.MAX, group=self._process_group)
 
     def broadcast(self, tensor: torch.Tensor, owner: int) -> None:
-        """From the rank of this number in the group to the others."""
+        """Broadcasts from this rank of the group."""
         self._dist.broadcast(tensor, self.ranks[owner], group=self._process_group)
 
     def is_at(self, rank: int) -> bool:
-        """Whether this process is that rank of the world."""
+        """Whether this process has that global rank."""
         return self.ranks[self.rank] == rank
 
     def gather(self, tensors: Mapping[str, torch.Tensor], to: int) -> list[dict[str, torch.Tensor]] | None:
-        """The tensors of every rank, in host memory on rank `to` of the world; None on the others."""
+        """The tensors of every rank, in host memory on global rank `to`; None on the others."""
         if not isinstance(to, int) or to not in self.ranks:
             raise ValueError(f"to is {shown(to)}, expected one of the ranks that share the state: {list(self.ranks)}")
         mine = pack(tensors).to(self.device)
@@ -142,8 +142,8 @@ class Group:
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Tensors as bytes in host memory: the length of a header, the header as JSON, their elements. Not a pickle: what
-    another rank sends must not be able to run code."""
+    """Tensors as bytes in host memory: the length of a header, the header as JSON, their elements. Not a pickle, which
+    could execute code of another rank."""
     header = json.dumps([[name, str(t.dtype).removeprefix("torch."), [*t.shape]] for name, t in tensors.items()])
     head = bytearray(len(header).to_bytes(_LENGTH, "little") + header.encode("ascii"))
     parts = [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in tensors.values()]
@@ -151,7 +151,7 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(data: torch.Tensor, rank: int) -> dict[str, torch.Tensor]:
-    """What `pack` made on that rank."""
+    """The inverse of `pack`."""
     head = int.from_bytes(bytes(data[:_LENGTH].tolist()), "little") + _LENGTH
     tensors: dict[str, torch.Tensor] = {}
     try:
@@ -178,8 +178,8 @@ def _length(value: Any) -> int:
 
 
 def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
-    """The ranks that share a parameter, by their numbers in the world: those of a DTensor's mesh, or of the process
-    group whose ranks have the same plain tensors. None where one rank is all there is."""
+    """The global ranks that share a parameter: those of a DTensor's mesh, or of the process group with replicas. None
+    for a single rank."""
     if is_sharded(parameter):
         ranks = tuple(sorted(parameter.device_mesh.mesh.flatten().tolist()))
     elif process_group is not None:
@@ -187,7 +187,7 @@ def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
 
         try:
             ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))
-        except KeyError:  # PyTorch looks it up among its groups
+        except KeyError:  # PyTorch finds it among its groups
             raise TypeError(
                 f"process_group must be a group of torch.distributed that is in use, got {type(process_group).__name__}"
             ) from None
@@ -197,7 +197,7 @@ def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
 
 
 def make_group(parameter: Any, process_group: Any, device: torch.device) -> Group:
-    """The group of those ranks: one that is there, or a new one, made by its own ranks alone."""
+    """The group of those ranks: an existing one, or a new one, created by its ranks only."""
     import torch.distributed as dist
 
     ranks = ranks_of(parameter, process_group)
@@ -213,8 +213,7 @@ def make_group(parameter: Any, process_group: Any, device: torch.device) -> Grou
 
 
 def _serves(group: Any, device: torch.device) -> bool:
-    """Whether it has a backend for this device: NCCL has none for host memory, where CPUOffloadPolicy keeps
-    parameters."""
+    """Whether it has a backend for this device: NCCL has none for host memory, which CPUOffloadPolicy uses."""
     import torch.distributed as dist
 
     return device.type in dist.get_backend_config(group)

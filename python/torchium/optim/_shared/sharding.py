@@ -1,8 +1,7 @@
-"""Where the elements of a DTensor lie.
+"""The layout of a DTensor's shards.
 
-Every rank needs every rank's rectangles, so they are worked out from the mesh and the placements alone, by cutting the
-indices of each dimension as PyTorch cuts the tensor: that also holds for shards that are uneven, empty, or strided, as
-those of fully_shard over tensor parallelism are.
+Every rank needs the rectangles of all ranks: they follow from the mesh and the placements, by cutting indices as
+PyTorch cuts tensors. This includes uneven, empty and strided shards, as of fully_shard over tensor parallelism.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ __all__ = [
     "wrap_like",
 ]
 
-# (shape, shards), each shard (rank, start, size, offset): what _C.Optimizer takes.
+# (shape, shards), each shard (rank, start, size, offset): the argument of _C.Optimizer.
 Shard = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 Placement = tuple[tuple[int, ...], tuple[Shard, ...]]
-# (first index in the whole, first index in the part, length)
+# (first index in the whole, first index in the shard, length)
 Interval = tuple[int, int, int]
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether it is a DTensor, also one that lies whole on every rank of its mesh."""
+    """Whether it is a DTensor, including replicated ones."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of it, in the same memory."""
+    """The local shard, in the same memory."""
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
@@ -48,7 +47,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def arrived(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor, where it is still on its way from a collective."""
+    """Waits for a tensor of an asynchronous collective."""
     return tensor.wait() if hasattr(tensor, "wait") else tensor
 
 
@@ -57,7 +56,7 @@ def same_layout(a: Any, b: Any) -> bool:
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """This rank's part of its gradient, laid out as the parameter is."""
+    """The local shard of its gradient, in the layout of the parameter."""
     gradient = parameter.grad
     if gradient is None or not is_sharded(gradient):
         return gradient
@@ -67,8 +66,8 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def wrap_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A DTensor of this rank's part, laid out as the parameter is and in the memory of `local`. `DTensor.from_local`
-    would move it to the mesh's device, where parameters that CPUOffloadPolicy keeps in host memory are not."""
+    """A DTensor with the local shard `local`, in the layout of the parameter. `DTensor.from_local` would move it to the
+    mesh's device, but CPUOffloadPolicy keeps shards in host memory."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -79,7 +78,7 @@ def wrap_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def whole_tensor(value: torch.Tensor) -> torch.Tensor:
-    """The mesh's own collectives put it together, and so on its device."""
+    """The mesh's collectives gather it, on its device."""
     if not is_sharded(value):
         return value
     there = value.device_mesh.device_type
@@ -87,7 +86,7 @@ def whole_tensor(value: torch.Tensor) -> torch.Tensor:
 
 
 def local_part(value: Any, like: Any) -> torch.Tensor:
-    """This rank's part of a saved tensor, whole or laid out in any way, where `like` is laid out as wanted."""
+    """The local shard of a saved tensor, full or in any layout, in the layout of `like`."""
     if not is_sharded(like):
         return whole_tensor(value)
     if is_sharded(value):
@@ -103,9 +102,9 @@ def local_part(value: Any, like: Any) -> torch.Tensor:
 
 
 def _cut(indices: torch.Tensor, placement: Any, parts: int, part: int) -> torch.Tensor:
-    """The part of a dimension's indices that a coordinate of the mesh has."""
+    """The indices of a dimension on one coordinate of the mesh."""
     split = getattr(placement, "split_factor", None)
-    if split is None:  # Shard: as torch.chunk cuts, empty parts at the end
+    if split is None:  # Shard: as torch.chunk, with empty shards at the end
         each = -(-len(indices) // parts)
         return indices[part * each : (part + 1) * each]
     return type(placement)(0, split_factor=split)._split_tensor(indices, parts, with_padding=False, contiguous=True)[0][
@@ -114,7 +113,7 @@ def _cut(indices: torch.Tensor, placement: Any, parts: int, part: int) -> torch.
 
 
 def _intervals(indices: torch.Tensor) -> list[Interval]:
-    """Runs of indices that follow each other."""
+    """Runs of consecutive indices."""
     numbers = indices.tolist()
     runs: list[Interval] = []
     first = 0
@@ -138,7 +137,7 @@ def _shards_at(shape: tuple[int, ...], placements: tuple[Any, ...], sides: tuple
 
 
 def shards_here(tensor: Any) -> list[Any]:
-    """The rectangles of a DTensor that this rank has: (start, offset, size) each."""
+    """The rectangles of a DTensor on this rank: (start, offset, size) each."""
     sides, at = tuple(tensor.device_mesh.mesh.shape), tuple(tensor.device_mesh.get_coordinate())
     return list(_shards_at(tuple(tensor.shape), tuple(tensor.placements), sides, at))
 
@@ -147,7 +146,7 @@ def shards_here(tensor: Any) -> list[Any]:
 def _placement(
     shape: tuple[int, ...], placements: tuple[Any, ...], mesh: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> Placement:
-    """`mesh` is its shape and the rank in the group of each of its coordinates."""
+    """`mesh`: its shape, and the rank in the group of each coordinate."""
     sides, ranks = mesh
     shards = []
     for at, rank in zip(itertools.product(*map(range, sides)), ranks, strict=True):
@@ -157,7 +156,7 @@ def _placement(
 
 
 def placement_of(parameter: Any, rank_of: dict[int, int]) -> Placement | None:
-    """Of a DTensor, with the ranks of a group by their global numbers; None of a plain tensor, which every rank has."""
+    """Of a DTensor, with ranks of the group by global rank; None for a replicated plain tensor."""
     if not is_sharded(parameter):
         return None
     mesh = parameter.device_mesh.mesh
