@@ -1,4 +1,5 @@
-/* tch_grad_samples, tch_grad_norms, tch_grad_weighted_sum and tch_grad_dots: arguments, and the kinds of layers. */
+/* tch_grad_samples, tch_grad_norms, tch_grad_weighted_sum and tch_grad_dots: checks of arguments, and dispatch by the
+ * kind of layer. */
 #include "call.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 #include "layer.h"
 #include "walk.h"
 
-/* Parameters are outputs where `written`, and `numbers`, if there are any, are then inputs. */
+/* Parameters are outputs if `written`; `numbers`, if not NULL, are then inputs. */
 static tch_status check_call(tch_context *context, tchi_grad_call *c, bool per_sample, bool written,
                              const tch_tensor *numbers, const char *name)
 {

@@ -1,4 +1,3 @@
-/* See candidate.h. */
 #include "candidate.h"
 
 #include "core/status.h"
@@ -32,8 +31,8 @@ void tchi_verdict_layout(tchi_verdict *verdict, tchi_arena *arena, int64_t matri
     verdict->flags = tchi_arena_take(arena, matrices * (int64_t)sizeof *verdict->flags);
 }
 
-/* How many elements of a sum are not finite. A sum of x x' has one only if some x x is not: no product is larger than
- * the larger of the two squares. So its diagonal is looked at, n numbers in place of n^2. */
+/* Counts elements of a sum that are not finite. Of a sum of outer products only the diagonal is read, n numbers instead
+ * of n^2: products are bounded by the larger of the two squares. */
 static tch_status count_nonfinite(tch_context *context, const tchi_candidate *c, double *bad)
 {
     bool few = c->is_gram && c->sum.batch == 1;
@@ -42,7 +41,7 @@ static tch_status count_nonfinite(tch_context *context, const tchi_candidate *c,
     return context->backend->matrix->reduce(context->state, TCH_REDUCE_NONFINITE, &looked_at, bad);
 }
 
-/* A flag for each candidate. */
+/* A flag per candidate. */
 static tch_status flag_candidates(tch_context *context, tchi_verdict *v, tchi_candidate *const *candidates,
                                   int32_t count)
 {
@@ -68,7 +67,7 @@ static tch_status add_previous(tch_context *context, const tchi_candidate *c, do
     return context->backend->matrix->combine(context->state, 0.0, 1.0, &c->sum, beta, &c->before, &c->sum);
 }
 
-/* By the one flag, which is repeated for as many matrices as there are. */
+/* The flag, repeated for every matrix. */
 static tch_status keep_candidate(tch_context *context, const tchi_verdict *v, const tchi_candidate *c)
 {
     bool single = c->target.count == 1;
@@ -84,7 +83,7 @@ tch_status tchi_candidates_keep(tch_context *context, tchi_verdict *verdict, tch
                                 int32_t count, double beta, int32_t *rejected)
 {
     TCHI_TRY(flag_candidates(context, verdict, candidates, count));
-    if (count == MOST_CANDIDATES) { /* where the first flag is good the second takes its place */
+    if (count == MOST_CANDIDATES) { /* the second flag replaces a first one that is finite */
         tch_matrices first = tchi_matrices_new(verdict->of.flags, TCH_SCALAR_I32, 1, 1, 1);
         tch_matrices second = tchi_matrices_new(verdict->of.flags + 1, TCH_SCALAR_I32, 1, 1, 1);
         TCHI_TRY(context->backend->matrix->select(context->state, verdict->of.flags, &second, &first));

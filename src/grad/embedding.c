@@ -1,6 +1,6 @@
-/* Embeddings: the gradient of a sample has a row for each token that occurs in it, the sum of the output gradients at
- * its positions. Tokens outside the table and the padding index have none; the operations table sees to that, so that
- * no token is ever looked at on the host. */
+/* Embeddings: a sample's gradient has a row for each of its tokens, the sum of the output gradients at the token's
+ * positions. The operation table excludes tokens outside the table and the padding index, so the host never reads
+ * tokens. */
 #include "call.h"
 
 #include "core/arith.h"
@@ -22,7 +22,7 @@ typedef struct token_source {
     tchi_side gradient;      /* positions by d for each sample */
 } token_source;
 
-/* Some of the samples, as the operations table takes them. */
+/* A chunk of the samples, for the operation table. */
 typedef struct token_chunk {
     tch_matrices tokens, g;
     void *scratch; /* of TCH_SCRATCH_TOKENS */
@@ -34,7 +34,7 @@ static token_source tokens_of(const tch_layer *layer, const tch_tensor *input, c
     return (token_source){layer, input, tchi_gradient_side(&linear, gradient)};
 }
 
-/* Samples [first, first + count) in the layout of a call, which runs twice, and then what has to be copied. */
+/* Samples [first, first + count). The layout runs twice: measured, then allocated. */
 static void tokens_layout(const token_source *t, token_chunk *chunk, tchi_arena *arena, tch_context *context,
                           int64_t first, int64_t count)
 {
@@ -56,13 +56,13 @@ static tch_status tokens_read(tch_context *context, const token_source *t, int64
 typedef struct embedding_call {
     const tchi_grad_call *call;
     token_source t;
-    tchi_parameter weight; /* of each sample, a direction, or where the sum goes */
+    tchi_parameter weight; /* per-sample gradients, a direction, or the sum */
     bool per_sample;
     tch_matrices m; /* the weight: V by d */
     token_chunk chunk;
 } embedding_call;
 
-/* One weight keeps its place from chunk to chunk. */
+/* Its offset does not depend on the chunk. */
 static void embedding_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
     embedding_call *e = call;
@@ -71,7 +71,7 @@ static void embedding_layout(void *call, tchi_arena *arena, tch_context *context
     tokens_layout(&e->t, &e->chunk, arena, context, first, count);
 }
 
-/* Numbers are cleared, and what directions and sums hold is read. */
+/* Clears numbers; reads directions and sums. */
 static tch_status begin_embedding(tch_context *context, void *call)
 {
     embedding_call *e = call;
@@ -110,7 +110,7 @@ static embedding_call call_for(const tchi_grad_call *call, bool per_sample)
         .weight = tchi_parameter_of(call->weight, per_sample, 1, call->layer->rows, tokens.gradient.cols)};
 }
 
-/* The first chunk brings beta in, also where it has no samples. */
+/* The first chunk applies beta, even without samples. */
 static tch_status sums_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
     embedding_call *e = call;
@@ -136,7 +136,7 @@ tch_status tchi_embedding_sum(tch_context *context, const tchi_grad_call *call)
     return tchi_parameter_write(context, &e.weight, 0, &e.m);
 }
 
-/* With a direction, or without one of the gradients with themselves: their squared norms. */
+/* With a direction, or of the gradients with themselves: squared norms. */
 static tch_status dots_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
     embedding_call *e = call;
@@ -156,14 +156,14 @@ tch_status tchi_embedding_dots(tch_context *context, const tchi_grad_call *call)
 
 /* --- Gram matrices ------------------------------------------------------------------------------------------------ */
 
-/* The gradient of one sample at a time is formed, and the inner products of the others with it are taken at the rows of
- * their tokens alone: one gradient in memory, or as many of its columns as fit, and work that grows with the positions
- * and not with the vocabulary, save for clearing the gradient. */
+/* Forms the gradient of one sample at a time and multiplies the others with it at the rows of their tokens only. One
+ * gradient in memory, or as many columns as fit; the work grows with the positions and not with the vocabulary, except
+ * for clearing the gradient. */
 typedef struct gram_buffers {
     tch_matrices sum;       /* B by B in float64: the caller's, or scratch */
-    tch_matrices direction; /* some columns of one gradient: V by at most `width` */
-    token_chunk one;        /* the sample it is formed of */
-    token_chunk block;      /* those it is multiplied with */
+    tch_matrices direction; /* columns of one gradient: V by at most `width` */
+    token_chunk one;        /* the sample of the gradient */
+    token_chunk block;      /* the samples to multiply with it */
 } gram_buffers;
 
 typedef struct gram_call {
@@ -173,7 +173,7 @@ typedef struct gram_call {
     int64_t chunk; /* samples of a block */
 } gram_call;
 
-/* The caller's matrix, whose rows are contiguous, or scratch. */
+/* The caller's matrix if its rows are contiguous, otherwise scratch. */
 static tch_matrices place_sum(const tch_tensor *gram, tchi_arena *arena)
 {
     tch_matrices m;
@@ -181,7 +181,7 @@ static tch_matrices place_sum(const tch_tensor *gram, tchi_arena *arena)
     return in_place ? m : tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, gram->shape[0], gram->shape[1]);
 }
 
-/* What keeps its place comes first. */
+/* Fixed offsets first. */
 static void blocks_layout(const gram_call *c, gram_buffers *b, tchi_arena *arena, tch_context *context, int64_t sample,
                           int64_t first, int64_t count)
 {
@@ -191,8 +191,8 @@ static void blocks_layout(const gram_call *c, gram_buffers *b, tchi_arena *arena
     tokens_layout(&c->t, &b->block, arena, context, first, count);
 }
 
-/* sum(sample, k) += <gradient of the sample, that of sample k> for k from `from` on in the block, whose first sample is
- * number `first`. */
+/* sum(sample, k) += <gradient of the sample, that of sample k> for k >= `from` in the block, which begins at sample
+ * `first`. */
 static tch_status add_products(tch_context *context, const gram_call *c, const gram_buffers *b, int64_t sample,
                                int64_t first, int64_t from)
 {
@@ -218,7 +218,7 @@ static tch_status add_products(tch_context *context, const gram_call *c, const g
     return TCH_OK;
 }
 
-/* All products of the samples of a block with those up to themselves: columns of the upper triangle. */
+/* All products of a block's samples with earlier ones: columns of the upper triangle. */
 static tch_status add_block(tch_context *context, const gram_call *c, const tchi_arena *arena, int64_t first,
                             int64_t count)
 {
@@ -235,7 +235,7 @@ static tch_status add_block(tch_context *context, const gram_call *c, const tchi
     return TCH_OK;
 }
 
-/* The lower triangle becomes the mirror image of the upper one. */
+/* Mirrors the upper triangle. */
 static tch_status mirror_upper(tch_context *context, const tch_matrices *sum)
 {
     for (int64_t i = 0; i + 1 < sum->rows; i++) {
@@ -246,7 +246,7 @@ static tch_status mirror_upper(tch_context *context, const tch_matrices *sum)
     return TCH_OK;
 }
 
-/* Columns of the gradient and samples of a block, by what fits: half of what is left is for either. */
+/* Columns of the gradient and samples of a block: each gets half of the remaining scratch. */
 static void choose_sizes(tch_context *context, gram_call *c)
 {
     token_chunk chunk;
@@ -290,9 +290,8 @@ tch_status tchi_embedding_gram(tch_context *context, const tchi_grad_call *call,
 
 /* --- tied weights ------------------------------------------------------------------------------------------------- */
 
-/* One weight used as an embedding and as a linear layer: the part of its gradients' norms that neither use knows of.
- * The gradient of the linear layer, as many rows as the vocabulary has, is never formed; its output gradients are read
- * where they lie. */
+/* The mixed term of a weight used as embedding and linear layer. The gradient of the linear layer, with a row per word,
+ * is never formed; its output gradients are read in place. */
 typedef struct tied_call {
     token_source tokens;
     tchi_side input, gradient; /* of the linear layer */
@@ -321,7 +320,7 @@ static tch_status tied_part(tch_context *context, void *call, int64_t first, int
                                                 c->norms + first, c->chunk.scratch);
 }
 
-/* The first `count` dimensions of both are equal. */
+/* Checks that the first `count` dimensions are equal. */
 static bool same_sizes(const tch_tensor *a, const tch_tensor *b, int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {

@@ -1,6 +1,6 @@
-/* The Kronecker factors of a layer's Fisher matrix: one symmetric product for each side, over all samples and
- * positions. The bias' 1 is never appended to the inputs: what it adds to the factor, a last row and column, is the sum
- * of the inputs, and is written there. */
+/* Kronecker factors of a layer's Fisher matrix: a symmetric product for each side, over all samples and positions. The
+ * bias' column of ones is not appended to the inputs: its last row and column of the factor, the sum of the inputs, are
+ * written directly. */
 #include "factors.h"
 
 #include <math.h>
@@ -78,20 +78,20 @@ tch_status tchi_widen_scale(tch_context *context, const float *grad_scale, doubl
 
 /* --- one factor -------------------------------------------------------------------------------------------------- */
 
-/* What one factor is made of. */
+/* The data of one factor. */
 typedef struct factor_source {
     tchi_side side;
     tch_tensor *factor;
     int32_t bias;
     tch_sharing sharing;
     double weight; /* of the outer product of one row */
-    double pooled; /* REDUCE: what the sum over a sample's positions is multiplied by to be its row */
-    double corner; /* the bias' own number */
+    double pooled; /* REDUCE: the factor of a sample's sum over positions */
+    double corner; /* the bias' diagonal element */
 } factor_source;
 
 typedef struct factor_buffers {
-    tch_matrices positions; /* of a chunk: the caller's memory or scratch */
-    tch_matrices rows;      /* what the product is taken of, a matrix for each group */
+    tch_matrices positions; /* the caller's memory or scratch, of a chunk */
+    tch_matrices rows;      /* operand of the product, a matrix per group */
     void *scratch;
 } factor_buffers;
 
@@ -105,7 +105,7 @@ static tch_scalar compute_type(const factor_source *s)
     return tchi_curvature_type(tchi_scalar_of(s->factor->dtype), s->side.type);
 }
 
-/* Rows as they are placed can be multiplied: their type is that of the sum, or the device multiplies half types. */
+/* Rows can be multiplied in place: they have the sum's type, or the device multiplies half precision. */
 static bool rows_as_placed(const tch_context *context, const factor_source *s)
 {
     tch_scalar type = compute_type(s);
@@ -120,8 +120,8 @@ static int64_t sums_scratch(const tch_context *context, const tch_matrices *x)
                                                    x->batch, 0);
 }
 
-/* Rows of a chunk of samples: all positions of a group one after the other, or one for each sample, which for several
- * groups leaves those of one a row apart. */
+/* Rows of a chunk of samples: all positions of a group in order, or one per sample, which for several groups are
+ * strided. */
 static tch_matrices rows_layout(const factor_source *s, tchi_arena *arena, int64_t count)
 {
     const tchi_side *side = &s->side;
@@ -133,7 +133,6 @@ static tch_matrices rows_layout(const factor_source *s, tchi_arena *arena, int64
     return tchi_scratch_matrices(arena, type, side->groups, count * side->positions, side->cols);
 }
 
-/* The buffers of one chunk. */
 static void chunk_layout(const tch_context *context, const factor_source *s, factor_buffers *b, tchi_arena *arena,
                          int64_t first, int64_t count)
 {
@@ -144,7 +143,7 @@ static void chunk_layout(const tch_context *context, const factor_source *s, fac
         tchi_arena_take(arena, tchi_max(sums_scratch(context, &b->positions), sums_scratch(context, &b->rows)));
 }
 
-/* Positions [sample][group][T] put in the order [group][sample][T], and into the type of the sum. */
+/* Permutes positions [sample][group][T] to [group][sample][T], and converts them to the sum's type. */
 static tch_status regroup_positions(tch_context *context, const factor_source *s, const factor_buffers *b)
 {
     const tch_matrices *from = &b->positions;
@@ -173,7 +172,7 @@ static tch_status make_rows(tch_context *context, const factor_source *s, const 
     return s->sharing == TCH_SHARING_REDUCE ? pool_positions(context, s, b) : regroup_positions(context, s, b);
 }
 
-/* The bias' last row, below the rest: the sum of the rows. */
+/* Writes the bias' last row: the sum of the rows. */
 static tch_status add_border(tch_context *context, const factor_source *s, const factor_buffers *b, double beta,
                              const tch_matrices *sum)
 {
@@ -192,7 +191,7 @@ static tch_status add_chunk(tch_context *context, const tch_layer *layer, const 
     return s->bias ? add_border(context, s, b, beta, sum) : TCH_OK;
 }
 
-/* The last column is the last row, and the corner a number of its own. */
+/* Copies the last row to the last column and sets the corner. */
 static tch_status finish_border(tch_context *context, const factor_source *s, const tch_matrices *sum)
 {
     const tch_backend *t = context->backend;
@@ -210,14 +209,14 @@ static tch_status finish_border(tch_context *context, const factor_source *s, co
 
 /* --- the call ---------------------------------------------------------------------------------------------------- */
 
-/* Up to two factors, whose chunks run one after another and share the memory behind what both keep. */
+/* Up to two factors; their chunks run in turn and share scratch. */
 typedef struct factor_call {
     const tch_layer *layer;
     factor_source sources[2];
     tchi_candidate candidates[2];
     int32_t count;
     int32_t current;
-    int32_t output; /* which of them is the output factor, or -1 */
+    int32_t output; /* index of the output factor, or -1 */
     factor_buffers buffers;
     tchi_verdict verdict;
     double *divisor; /* the loss scale */

@@ -1,4 +1,4 @@
-/* Curvature of one layer as KFAC asks for it: what grad.h offers, with loss scales and word of what was refused. */
+/* Curvature of one layer for KFAC: grad.h's functions, with loss scales and flags of rejected values. */
 #ifndef TCHI_GRAD_FACTORS_H
 #define TCHI_GRAD_FACTORS_H
 
@@ -11,12 +11,12 @@
 
 #include "positions.h"
 
-/* New = alpha what the batch says + beta old. */
+/* new = alpha batch + beta old */
 typedef struct tchi_curvature_update {
     double alpha, beta;
-    const float *grad_scale; /* one number on the device that output gradients are divided by, or NULL */
-    int32_t *rejected;       /* one number on the device that becomes 0, or not where nothing was changed; or NULL */
-    bool rehearse;           /* take the memory and change nothing: the same call will then not lack any */
+    const float *grad_scale; /* divisor of output gradients on the device, or NULL */
+    int32_t *rejected;       /* set to nonzero on the device if nothing was changed, otherwise 0; or NULL */
+    bool rehearse;           /* reserve memory only: the same call then cannot run out of it */
 } tchi_curvature_update;
 
 tch_status tchi_grad_factors(tch_context *context, const tch_layer *layer, const tch_tensor *input,
@@ -27,18 +27,18 @@ tch_status tchi_grad_scales(tch_context *context, const tch_layer *layer, const 
                             const tch_tensor *output_gradient, int32_t bias, const tch_tensor *input_basis,
                             const tch_tensor *output_basis, const tchi_curvature_update *update, tch_tensor *scales);
 
-/* Checks shared by the two: the layer, its tensors, of which factors may lack one, and the numbers. */
+/* Common checks: the layer, its tensors, factors (either may be missing), numbers. */
 tch_status tchi_check_curvature(const tch_context *context, const char *function, const tch_layer *layer,
                                 const tch_tensor *input, const tch_tensor *output_gradient, double alpha, double beta);
 
-/* A square matrix, or one for each group: float32 or float64. */
+/* A square matrix, or one per group: float32 or float64. */
 tch_status tchi_check_factor(const tch_context *context, const tch_tensor *factor, const char *name, int64_t groups,
                              int64_t rows, int64_t cols);
 
-/* The type to compute in for a result of one type from positions of another. */
+/* The compute type for a result and positions of these types. */
 tch_scalar tchi_curvature_type(tch_scalar result, tch_scalar positions);
 
-/* *grad_scale as a double in scratch; does nothing without one. */
+/* *grad_scale as a double in scratch; no-op for NULL. */
 tch_status tchi_widen_scale(tch_context *context, const float *grad_scale, double *wide);
 
 #endif

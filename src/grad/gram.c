@@ -1,7 +1,6 @@
-/* tch_grad_gram: inner products of all pairs of samples' gradients. For linear layers and convolutions either from
- * inner products of positions or from slices of the gradients, whichever takes fewer operations: T^2 (d + p) for each
- * pair against p d for each pair and 2 T p d for each sample. Both halves come out of either, the same up to rounding.
- */
+/* tch_grad_gram: inner products of all pairs of per-sample gradients. For linear layers and convolutions either from
+ * inner products of positions or from slices of the gradients, whichever takes fewer operations: T^2 (d + p) per pair
+ * vs p d per pair and 2 T p d per sample. Both compute both triangles, equal up to rounding. */
 #include "call.h"
 
 #include "core/arith.h"
@@ -24,8 +23,8 @@ typedef struct gram_call {
 
 /* --- from rows, one for each sample ------------------------------------------------------------------------------ */
 
-/* gram += square X X', with a row of X for each sample. Where the result has another type than X, some rows of the
- * product at a time go through scratch. */
+/* gram += square X X', with a row of X per sample. If the result's type differs from X's, blocks of rows go through
+ * scratch. */
 typedef struct row_products {
     tch_matrices products, converted;
 } row_products;
@@ -42,7 +41,7 @@ static row_products row_products_layout(tchi_arena *arena, const tch_context *co
     return p;
 }
 
-/* gram += square X X' where the result is of another type than X. */
+/* gram += square X X' for a result of another type than X. */
 static tch_status add_converted(tch_context *context, const gram_call *c, const tch_matrices *x, const row_products *p)
 {
     const tch_backend *t = context->backend;
@@ -70,7 +69,7 @@ static tch_status add_rows(tch_context *context, const gram_call *c, const tch_m
 
 /* --- from inner products of positions ----------------------------------------------------------------------------- */
 
-/* <a_s, a_t> <g_s, g_t> summed over the positions of two samples, in one group, for two blocks of samples at a time. */
+/* Sums <a_s, a_t> <g_s, g_t> over the positions of two samples, in one group, for two blocks of samples. */
 typedef struct pair_buffers {
     tch_matrices a[2], g[2]; /* of two blocks of samples */
     tch_matrices of_a, of_g; /* inner products of their positions */
@@ -92,7 +91,7 @@ static void pair_layout(pair_buffers *b, tchi_arena *arena, tch_context *context
                                                                                 c->type, rows, cols, 1, 0));
 }
 
-/* Samples in a block: halved until two blocks and their inner products fit. */
+/* Samples per block: halved until two blocks and their inner products fit. */
 static int64_t choose_block(tch_context *context, const gram_call *c)
 {
     int64_t budget = tchi_scratch_budget(context);
@@ -168,8 +167,7 @@ static tch_status add_by_positions(tch_context *context, const gram_call *c)
 
 /* --- from slices of the gradients --------------------------------------------------------------------------------- */
 
-/* Rows and columns of the weight's matrix that are formed for all samples at once: inner products of slices add up to
- * those of gradients. */
+/* A slice of the weight's matrix, for all samples: inner products of slices add up to those of gradients. */
 
 /* Rows [row, row + rows) and columns [col, col + cols) of the weight's matrix in groups [group, group + groups). */
 typedef struct slice {
@@ -182,7 +180,7 @@ typedef struct slice_buffers {
     tch_matrices a, g;
 } slice_buffers;
 
-/* The largest slice that all samples can have at once: the whole gradient, or rows of one group, or part of a row. */
+/* The largest slice that fits for all samples: the whole gradient, rows of one group, or part of a row. */
 static slice choose_slice(const tch_context *context, const gram_call *c)
 {
     int64_t most = tchi_scratch_budget(context) / 2 / (c->g.samples * tchi_scalar_size(c->type));
@@ -205,7 +203,7 @@ static void slice_layout(slice_buffers *b, tchi_arena *arena, const tch_context 
     b->g = tchi_side_place(&c->g, arena, first, count, TCHI_APART);
 }
 
-/* The columns and groups of a side that a slice is made of. */
+/* The columns and groups of a side for a slice. */
 static tch_matrices part_of_side(const tch_matrices *x, const tchi_side *side, const slice *s, int64_t col,
                                  int64_t cols)
 {
@@ -236,7 +234,7 @@ static tch_status add_slice(tch_context *context, const gram_call *c, const slic
 {
     slice_buffers b;
     int64_t first = 0;
-    do { /* there is a sample at least, and the buffers that all chunks have in common are wanted afterwards */
+    do { /* at least one sample: the buffers common to all chunks are needed */
         int64_t count = tchi_min(chunk, c->g.samples - first);
         tchi_arena arena = {.base = base};
         slice_layout(&b, &arena, context, c, largest, first, count);
@@ -248,7 +246,7 @@ static tch_status add_slice(tch_context *context, const gram_call *c, const slic
     return add_rows(context, c, &rows, &b.products);
 }
 
-/* Samples whose sides are looked at at once, while the slice of all samples is there. */
+/* Samples whose sides are read at once, with the slice of all samples in scratch. */
 static int64_t choose_chunk(tch_context *context, const gram_call *c, const slice *s)
 {
     slice_buffers probe;
@@ -330,7 +328,7 @@ static tch_status bias_part(tch_context *context, void *call, int64_t first, int
 
 /* --- both halves ------------------------------------------------------------------------------------------------- */
 
-/* Rows and columns at once: what is left to the launches of a GPU is few enough, and the scratch small. */
+/* Rows and columns per block: large enough for few launches on a GPU, with little scratch. */
 #define MIRROR_BLOCK 512
 
 static tch_matrices mirror_layout(tchi_arena *arena, const gram_call *c)
@@ -339,8 +337,8 @@ static tch_matrices mirror_layout(tchi_arena *arena, const gram_call *c)
     return tchi_scratch_matrices(arena, c->gram.type, 1, block, block);
 }
 
-/* Both halves are there up to rounding; above the diagonal they become the half below, to the bit, which a solver may
- * ask for. A block on the diagonal becomes the mean of itself and its transpose. */
+/* Makes the matrix exactly symmetric, which a solver may require: the lower triangle becomes a copy of the upper; a
+ * diagonal block becomes the mean of itself and its transpose. */
 static tch_status mirror_lower(tch_context *context, const gram_call *c)
 {
     tchi_arena arena = {0};

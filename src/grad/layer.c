@@ -1,5 +1,5 @@
-/* Checks of layers: see layer.h. A kind that is added gets a row in `kinds`, its shapes in check_shapes, and the shape
- * of its parameters at the end. */
+/* Checks of layers. A new kind is a row in `kinds`, its shapes in check_shapes, and the shapes of its parameters at the
+ * end. */
 #include "layer.h"
 
 #include <math.h>
@@ -134,7 +134,7 @@ tch_status tchi_wrong_shape(const tch_tensor *tensor, const char *name, const ch
                      tchi_describe_shape(tensor, text, sizeof text), expected);
 }
 
-/* Rank, said as the shape that the kind has. */
+/* The rank, reported as the shape of the kind. */
 static tch_status check_rank(const tch_layer *layer, const tch_tensor *tensor, const char *name)
 {
     static const char *const conv[] = {"[B, channels, size]", "[B, channels, size, size]",
@@ -159,7 +159,7 @@ static tch_status check_rank(const tch_layer *layer, const tch_tensor *tensor, c
                      tchi_describe_shape(tensor, text, sizeof text), layer->normalized);
 }
 
-/* The channels of a tensor that has them divide among the groups. */
+/* Checks that channels divide into groups. */
 static tch_status check_channels(const tch_layer *layer, const tch_tensor *tensor, const char *name)
 {
     bool grouped = layer->kind == TCH_LAYER_CONV || layer->kind == TCH_LAYER_GROUP_NORM;
@@ -172,7 +172,7 @@ static tch_status check_channels(const tch_layer *layer, const tch_tensor *tenso
                      (long long)layer->groups);
 }
 
-/* Whether padding takes its numbers from inside an input of this size. */
+/* Whether the padding mode's source lies inside an input of this size. */
 static bool padding_fits(const tch_layer *layer, int32_t i, int64_t size)
 {
     int64_t most = layer->before[i] > layer->after[i] ? layer->before[i] : layer->after[i];
@@ -299,7 +299,7 @@ typedef struct layer_shape {
     int64_t sizes[TCH_MAX_RANK];
 } layer_shape;
 
-/* The shape of the output gradient, as far as the input decides it; -1 where any size will do. */
+/* The shape of the output gradient where the input determines it; -1 for any size. */
 static layer_shape output_shape(const tch_layer *layer, const tch_tensor *input)
 {
     layer_shape shape = {.rank = input->ndim};
@@ -309,7 +309,7 @@ static layer_shape output_shape(const tch_layer *layer, const tch_tensor *input)
     if (layer->kind == TCH_LAYER_LINEAR) {
         shape.sizes[shape.rank - 1] = -1;
     } else if (layer->kind == TCH_LAYER_EMBEDDING) {
-        shape.rank++; /* one that does not fit in sizes is one that no tensor has */
+        shape.rank++; /* no tensor has a size that overflows */
         shape.sizes[(shape.rank - 1) % TCH_MAX_RANK] = -1;
     } else if (layer->kind == TCH_LAYER_CONV) {
         shape.sizes[1] = -1;
@@ -373,7 +373,7 @@ static void add_size(layer_shape *shape, int64_t size)
     shape->sizes[shape->rank++] = size;
 }
 
-/* `samples` not negative: that many of them, one for each sample. */
+/* `samples` >= 0: that many, one per sample. */
 static layer_shape begin_shape(int64_t samples)
 {
     layer_shape shape = {0};

@@ -1,5 +1,5 @@
-/* Normalizing layers: the gradients of their weights are vectors, so each chunk of samples has its own formed in
- * scratch, samples by features, and everything else is done on them. The normalized inputs are never stored. */
+/* Normalizing layers: gradients of their weights are vectors, so each chunk of samples forms them in scratch, samples
+ * by features, and all else is computed from those. Normalized inputs are never stored. */
 #include "call.h"
 
 #include "core/arith.h"
@@ -16,8 +16,8 @@
 typedef struct normalizing {
     const tch_layer *layer;
     const tch_tensor *input, *gradient;
-    tch_grad_part parts; /* those that are wanted and that the kind has */
-    tch_scalar type;     /* of the gradients of weights: the type to compute in */
+    tch_grad_part parts; /* requested, and existing for the kind */
+    tch_scalar type;     /* of the gradients of weights: the compute type */
     int64_t samples, positions, features;
 } normalizing;
 
@@ -26,7 +26,7 @@ static bool has(const normalizing *c, tch_grad_part part)
     return (c->parts & part) != 0;
 }
 
-/* Inputs and output gradients of some samples, and the gradients of the weights, samples by features. */
+/* Inputs and output gradients of a chunk, and the gradients of the weights, samples by features. */
 typedef struct normalizing_chunk {
     tch_matrices x, g, weight, bias;
     void *scratch;
@@ -57,8 +57,8 @@ static tch_matrices place_rows(const normalizing *c, const tchi_parameter *param
     return (tch_matrices){placed.data, c->type, count, c->features, placed.stride, 1, 0};
 }
 
-/* Samples [first, first + count) in the layout of a call, which runs twice. Gradients that belong to the caller are
- * written to his memory where `weight` and `bias`, which may be NULL, allow it. */
+/* Samples [first, first + count). The layout runs twice. Gradients are written directly to `weight` and `bias`, which
+ * may be NULL, if their layout permits. */
 static void chunk_layout(const normalizing *c, normalizing_chunk *p, const tchi_parameter *weight,
                          const tchi_parameter *bias, tchi_arena *arena, tch_context *context, int64_t first,
                          int64_t count)
@@ -73,7 +73,7 @@ static void chunk_layout(const normalizing *c, normalizing_chunk *p, const tchi_
                                                                        c->positions, c->features, count, 0));
 }
 
-/* Samples to do at once beside `bytes_fixed` of scratch. */
+/* Samples per chunk in addition to `bytes_fixed` of scratch. */
 static int64_t chunk_size(const normalizing *c, tch_context *context, int64_t bytes_fixed)
 {
     normalizing_chunk p;
@@ -87,7 +87,7 @@ static tch_status clear_rows(tch_context *context, const tch_matrices *m)
     return context->backend->matrix->combine(context->state, 0.0, 0.0, NULL, 0.0, NULL, m);
 }
 
-/* Fills p->weight and p->bias, those of them that are wanted. */
+/* Computes p->weight and p->bias, if requested. */
 static tch_status form_gradients(tch_context *context, const normalizing *c, const normalizing_chunk *p, int64_t first,
                                  int64_t count)
 {
@@ -114,12 +114,12 @@ static tch_status form_gradients(tch_context *context, const normalizing *c, con
 
 /* --- the calls --------------------------------------------------------------------------------------------------- */
 
-/* Weight and bias: gradients of samples, directions to multiply those with, or their sums. */
+/* Weight and bias: per-sample gradients, directions for products, or sums. */
 typedef struct row_call {
     const tchi_grad_call *call;
     normalizing c;
     tchi_parameter weight, bias;
-    tch_matrices of_weight, of_bias; /* directions or sums, which keep their place from chunk to chunk */
+    tch_matrices of_weight, of_bias; /* directions or sums, at offsets independent of the chunk */
     normalizing_chunk p;
     tch_scratch_for operation; /* on the rows of a chunk */
     void *scratch;
@@ -160,7 +160,7 @@ tch_status tchi_normalizing_samples(tch_context *context, const tchi_grad_call *
 static void rows_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
     row_call *r = call;
-    bool sums = r->operation == TCH_SCRATCH_SAMPLE_SUMS; /* over samples, which are rows of one matrix */
+    bool sums = r->operation == TCH_SCRATCH_SAMPLE_SUMS; /* over samples: rows of one matrix */
     r->of_weight = tchi_parameter_place(&r->weight, arena, r->c.type, 0, 1);
     r->of_bias = tchi_parameter_place(&r->bias, arena, r->c.type, 0, 1);
     chunk_layout(&r->c, &r->p, NULL, NULL, arena, context, first, count);
@@ -169,7 +169,7 @@ static void rows_layout(void *call, tchi_arena *arena, tch_context *context, int
                                                                                 sums ? 1 : count, 0));
 }
 
-/* Numbers are cleared, and what directions and sums hold is read. */
+/* Clears numbers; reads directions and sums. */
 static tch_status begin_rows(tch_context *context, void *call)
 {
     row_call *r = call;
@@ -196,7 +196,7 @@ static tch_status walk_rows(tch_context *context, row_call *r, tch_scratch_for o
     return tchi_walk_samples(context, &walk, r);
 }
 
-/* With the directions given, or of the gradients with themselves. */
+/* With the given directions, or of the gradients with themselves. */
 static tch_status dots_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
     row_call *r = call;
@@ -216,7 +216,7 @@ tch_status tchi_normalizing_dots(tch_context *context, const tchi_grad_call *cal
     return walk_rows(context, &r, TCH_SCRATCH_PAIR_DOTS, dots_part);
 }
 
-/* The first chunk brings beta in, also where it has no samples. */
+/* The first chunk applies beta, even without samples. */
 static tch_status sum_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
     row_call *r = call;
@@ -239,8 +239,8 @@ tch_status tchi_normalizing_sum(tch_context *context, const tchi_grad_call *call
 
 /* --- Gram matrices ------------------------------------------------------------------------------------------------ */
 
-/* Blocks of samples against blocks of samples, which are one block unless the workspace is small. Blocks below the
- * diagonal are computed and mirrored. */
+/* Products of blocks of samples; a single block unless scratch is limited. Blocks below the diagonal are computed and
+ * mirrored. */
 typedef struct gram_buffers {
     tch_matrices sum;       /* B by B, of the type of the gradients */
     tch_matrices converted; /* the same in the type of the caller's matrix */
@@ -253,12 +253,12 @@ typedef struct gram_call {
     int64_t chunk;
 } gram_call;
 
-/* Samples of a block along one side. */
+/* Samples per block. */
 typedef struct range {
     int64_t first, count;
 } range;
 
-/* What keeps its place comes first; a block on the diagonal needs no right side. */
+/* Fixed offsets first; a diagonal block has no right side. */
 static void blocks_layout(const gram_call *g, gram_buffers *b, tchi_arena *arena, tch_context *context, range left,
                           range right)
 {
@@ -269,7 +269,7 @@ static void blocks_layout(const gram_call *g, gram_buffers *b, tchi_arena *arena
     chunk_layout(&g->c, &b->right, NULL, NULL, arena, context, right.first, right.count);
 }
 
-/* target = left right' + beta target; on the diagonal, where left is right, a Gram matrix of its own. */
+/* target = left right' + beta target; a Gram matrix on the diagonal, where left is right. */
 static tch_status rows_product(tch_context *context, const tch_matrices *left, const tch_matrices *right, double beta,
                                const tch_matrices *target)
 {
@@ -315,7 +315,7 @@ static tch_status sum_blocks(tch_context *context, const gram_call *g, const tch
     return TCH_OK;
 }
 
-/* Two blocks share the scratch, unless one has all samples. */
+/* Two blocks share scratch, unless one has all samples. */
 static int64_t choose_chunk(tch_context *context, const gram_call *g)
 {
     gram_buffers b;

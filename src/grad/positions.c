@@ -1,5 +1,5 @@
-/* Sides of LINEAR and CONV layers: see positions.h. What decides whether memory is used as it lies is `in_place`;
- * scratch is always contiguous, samples, then groups, then positions, then columns. */
+/* Sides of LINEAR and CONV layers. `in_place` decides whether memory is used directly; scratch is contiguous: samples,
+ * groups, positions, columns. */
 #include "positions.h"
 
 #include "core/status.h"
@@ -32,7 +32,7 @@ static tchi_side channels_second(const tch_tensor *tensor, int64_t groups)
     return side;
 }
 
-/* Dimensions that the layer does not have come first, of size 1. */
+/* Missing dimensions come first, with size 1. */
 static tch_patches patches_of(const tch_layer *layer, const tch_tensor *input)
 {
     tch_patches p = {.data = tchi_tensor_data(input), .type = tchi_scalar_of(input->dtype), .padding = layer->padding};
@@ -76,7 +76,7 @@ tchi_side tchi_gradient_side(const tch_layer *layer, const tch_tensor *output_gr
 
 /* --- the caller's memory, or scratch ----------------------------------------------------------------------------- */
 
-/* Distance between the rows of one matrix, of which there may be only one. */
+/* Row stride of a matrix, which may have a single row. */
 static int64_t row_stride(const tchi_side *side)
 {
     return side->positions > 1 ? side->strides[0] : side->cols > 0 ? side->cols : 1;
@@ -111,13 +111,13 @@ tch_matrices tchi_side_place(const tchi_side *side, tchi_arena *arena, int64_t f
         start, side->type, side->positions, side->cols, row_stride(side), batch, batch > 1 ? stride : 0};
 }
 
-/* Copies with all dimensions that the side has: samples, groups where there are some, positions, columns. */
+/* Copies with all dimensions of the side: samples, groups if any, positions, columns. */
 static tch_status read_strided(tch_context *context, const tchi_side *side, char *start, const tch_matrices *m)
 {
     int64_t shape[TCH_MAX_RANK + 1];
     int64_t theirs[TCH_MAX_RANK + 1];
     int64_t ours[TCH_MAX_RANK + 1];
-    int32_t rank = TCH_MAX_RANK; /* filled from the last dimension to the first */
+    int32_t rank = TCH_MAX_RANK; /* filled from the last dimension */
     shape[rank] = side->cols;
     theirs[rank] = side->col_stride;
     ours[rank--] = 1;

@@ -1,13 +1,12 @@
-/* Linear layers and convolutions. The gradient of a sample is one product for each group, G' A of its output gradients
- * and inputs, and for the bias the sum of its output gradients over positions. Products are formed where that is what
- * the caller asks for, or where it is cheaper:
+/* Linear layers and convolutions. A sample's gradient is one product per group, G' A of output gradients and inputs,
+ * and for the bias the sum of output gradients over positions. Products are formed if requested, or if that is cheaper:
  *
- *   norms           by the table's sample_norms, which needs no gradients
- *   inner products  in one group and without half types the sum over positions of <g, V a>
- *   sums            in one group one tall product over the positions of all samples, the output gradients weighed
- *                   before; gradients of several groups are small, and are formed, weighed and summed
+ *   norms           by the table's sample_norms, without gradients
+ *   inner products  for one group without half precision: the sum over positions of <g, V a>
+ *   sums            for one group: a tall product over the positions of all samples, with weighted output gradients;
+ *                   gradients of several groups are small, and are formed, weighted and summed
  *
- * Results are added to part by part and chunk by chunk, sums in float32 at least. */
+ * Results are accumulated by part and chunk, sums in at least float32. */
 #include "call.h"
 
 #include "core/arith.h"
@@ -22,16 +21,16 @@ typedef struct product_call {
     const tchi_grad_call *call;
     tchi_side inputs, gradients;
     tchi_parameter weight, bias;
-    bool formed;        /* inner products: of gradients that are formed */
+    bool formed;        /* inner products of materialized gradients */
     tch_scalar type;    /* of sums */
     tch_scalar weighed; /* of operands after weighing */
-    /* of a chunk; the place of directions and sums does not depend on the number of samples */
+    /* of a chunk; offsets of directions and sums do not depend on the number of samples */
     tch_matrices of_weight, of_bias;
     tch_matrices a, g;
     tch_matrices weighed_a, weighed_g;
     tch_matrices product; /* gradients, or A V' */
     tch_matrices sums;    /* of output gradients over positions */
-    void *scratch;        /* of whichever operation is under way */
+    void *scratch;        /* of the current operation */
 } product_call;
 
 static product_call call_for(const tchi_grad_call *call, bool per_sample)
@@ -69,7 +68,7 @@ static tch_matrices place_sums(const product_call *c, tchi_arena *arena, int64_t
     return tchi_scratch_matrices(arena, c->type, count * c->gradients.groups, 1, c->gradients.cols);
 }
 
-/* A row of `sums` for each sample and group. */
+/* A row of `sums` per sample and group. */
 static tch_status sum_positions(tch_context *context, const product_call *c, double scale, const tch_matrices *sums)
 {
     tch_matrices rows = tchi_tall(sums);
@@ -86,7 +85,7 @@ static tch_status clear_numbers(tch_context *context, const product_call *c)
     return tchi_clear_numbers(context, c->call->accumulate, c->call->numbers, c->gradients.samples);
 }
 
-/* Numbers are cleared, and what directions and sums hold is read. */
+/* Clears numbers; reads directions and sums. */
 static tch_status begin_products(tch_context *context, void *call)
 {
     const product_call *c = call;
@@ -101,7 +100,7 @@ static tch_status begin_products(tch_context *context, void *call)
 
 /* --- gradients of samples ---------------------------------------------------------------------------------------- */
 
-/* Sums for a bias are of float32 at least, whatever the caller wants them as. */
+/* Sums for a bias are at least float32, whatever the result's type. */
 static void samples_layout(void *call, tchi_arena *arena, tch_context *context, int64_t first, int64_t count)
 {
     product_call *c = call;
@@ -206,7 +205,7 @@ static tch_status norms_part(tch_context *context, void *call, int64_t first, in
     return t->pair_dots(context->state, &c->sums, &c->sums, groups, square, norms, c->scratch);
 }
 
-/* Scratch counts for all samples at once: how much a sample takes of it depends on their number. */
+/* Measured for all samples at once: scratch per sample depends on their number. */
 tch_status tchi_product_norms(tch_context *context, const tchi_grad_call *call)
 {
     product_call c = call_for(call, false);
@@ -330,7 +329,7 @@ static int64_t sum_scratch(tch_context *context, const product_call *c, int64_t 
     return bytes;
 }
 
-/* Where a side is weighed: in the scratch it was read into, or in scratch of its own. */
+/* The weighted side: in the scratch it was read into, or in separate scratch. */
 static tch_matrices place_weighed(const product_call *c, const tchi_side *side, tchi_arena *arena, int64_t count,
                                   const tch_matrices *read)
 {
@@ -367,8 +366,8 @@ static tch_status add_formed(tch_context *context, const product_call *c, int64_
     return tchi_rows_sum(context, &rows, weights, c->call->layer->scale, beta, &c->of_weight, c->scratch);
 }
 
-/* A weight of 0 must leave its sample out whatever it holds, and 0 times NaN is NaN: so both operands are zeroed there,
- * which costs a pass over the inputs. */
+/* Weight 0 must exclude a sample whatever its values, and 0 times NaN is NaN: both operands are zeroed, which costs a
+ * pass over the inputs. */
 static tch_status add_tall(tch_context *context, const product_call *c, const double *weights, double beta)
 {
     const tch_backend *t = context->backend;
@@ -382,7 +381,7 @@ static tch_status add_tall(tch_context *context, const product_call *c, const do
     return t->matrix->gemm(context->state, scale, &tall_g, 1, &tall_a, 0, beta, 0, &c->of_weight);
 }
 
-/* Nothing to add: what is there is multiplied by beta. */
+/* Without summands: scales the previous value by beta. */
 static tch_status add_nothing(tch_context *context, double beta, const tchi_parameter *parameter, const tch_matrices *x)
 {
     return parameter->given
@@ -390,7 +389,7 @@ static tch_status add_nothing(tch_context *context, double beta, const tchi_para
                : TCH_OK;
 }
 
-/* Sums over positions come before anything is weighed in place. */
+/* Sums over positions precede weighting in place. */
 static tch_status sum_part(tch_context *context, void *call, int64_t first, int64_t count)
 {
     product_call *c = call;
@@ -416,8 +415,8 @@ static tch_status sum_part(tch_context *context, void *call, int64_t first, int6
 tch_status tchi_product_sum(tch_context *context, const tchi_grad_call *call)
 {
     product_call c = call_for(call, false);
-    /* float16 has too little range for a small weight times a small gradient; bfloat16 has all of it, and rounding
-     * again costs no more than rounding the first time did. */
+    /* float16 lacks the range for a small weight times a small gradient; bfloat16 has it, and its second rounding costs
+     * no more than the first. */
     c.weighed = c.gradients.type == TCH_SCALAR_F16 ? TCH_SCALAR_F32 : c.gradients.type;
     const tchi_walk walk = {.samples = c.gradients.positions == 0 ? 0 : c.gradients.samples,
                             .positions = c.gradients.positions,

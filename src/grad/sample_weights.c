@@ -1,5 +1,4 @@
-/* Weights for the sum of a batch's per-sample gradients: those that clip each of them, and those of the natural
- * gradient. */
+/* Weights for the sum of per-sample gradients: for clipping, and for the natural gradient. */
 #include <torchium/grad.h>
 
 #include <math.h>
@@ -47,11 +46,11 @@ tch_status tch_grad_clip_weights(tch_context *context, const tch_tensor *norms, 
 
 /* --- the natural gradient ---------------------------------------------------------------------------------------- */
 
-/* In the span of a batch it is one solve with the Gram matrix of its per-sample gradients, in float64 whatever the
- * matrix's type, since the small eigenvalues count most. */
+/* Within the span of a batch, the natural gradient is one solve with the Gram matrix of per-sample gradients, in
+ * float64 for any type, since small eigenvalues matter most. */
 typedef struct natural_buffers {
-    tch_matrices gram; /* used up by the solve */
-    tch_matrices rhs;  /* B by 1: the right side, then the weights */
+    tch_matrices gram; /* overwritten by the solve */
+    tch_matrices rhs;  /* B by 1: the right-hand side, then the weights */
     double *shift;
     tchi_inspection of_gram;
     void *scratch;

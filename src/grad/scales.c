@@ -1,7 +1,6 @@
-/* The scales of EKFAC: mean squares of the per-sample gradient's coordinates in the factors' eigenbases. Inputs and
- * output gradients are rotated, which makes the rotated gradient their product, and that is squared without being kept.
- * The bias' 1 is a last input, so its part of the rotation, the last column of the basis, is the same row for every
- * position. */
+/* Scales of EKFAC: mean squares of the per-sample gradient's coordinates in the factors' eigenbases. Inputs and output
+ * gradients are rotated, so that the rotated gradient is their product, which is squared without being stored. The bias
+ * is a last input of 1: its part of the rotation, the last column of the basis, is equal for every position. */
 #include <torchium/grad.h>
 
 #include "core/check.h"
@@ -18,10 +17,10 @@ typedef struct rotation {
     tchi_side side;
     tchi_batch basis; /* eigenvectors as rows, one matrix for each group */
     int32_t bias;
-    tch_matrices q; /* the basis in the type computed in: the caller's memory or scratch */
+    tch_matrices q; /* the basis in the compute type: the caller's memory or scratch */
     bool q_in_place;
     tch_matrices positions; /* of a chunk, as placed */
-    tch_matrices rows;      /* the same in the type computed in; for one group a single matrix of all positions */
+    tch_matrices rows;      /* the same in the compute type; for one group a single matrix of all positions */
     tch_matrices rotated;   /* samples times groups of them */
 } rotation;
 
@@ -47,8 +46,7 @@ static void rotation_layout(rotation *r, tchi_arena *arena, tch_scalar type, int
     r->rotated = tchi_scratch_matrices(arena, type, batch, r->side.positions, r->q.cols);
 }
 
-/* One position: the square of a product of two numbers is the product of their squares, so that the sum over samples is
- * a product of matrices. */
+/* One position: the square of a product is the product of squares, so the sum over samples is a matrix product. */
 static bool is_single(const scales_call *c)
 {
     return c->a.side.positions == 1 && c->a.side.groups == 1;
@@ -91,7 +89,7 @@ static tch_status convert_rows(tch_context *context, const tch_matrices *from, c
     return from->data == to->data ? TCH_OK : context->backend->matrix->copy(context->state, &target, &source);
 }
 
-/* Matrices of group h of all samples: one of every `groups`. */
+/* The matrices of group h of all samples, with a stride of `groups`. */
 static tch_matrices of_group(const tch_matrices *m, int64_t groups, int64_t h)
 {
     tch_matrices part = tchi_matrices_part(m, h, 1);
@@ -100,7 +98,7 @@ static tch_matrices of_group(const tch_matrices *m, int64_t groups, int64_t h)
     return part;
 }
 
-/* Every row of `rotated` becomes the last column of the basis. */
+/* Sets every row of `rotated` to the last column of the basis. */
 static tch_status start_at_bias(tch_context *context, const tch_matrices *q, const tch_matrices *rotated)
 {
     const int64_t shape[3] = {rotated->batch, rotated->rows, rotated->cols};
@@ -112,7 +110,7 @@ static tch_status start_at_bias(tch_context *context, const tch_matrices *q, con
     return context->backend->matrix->copy(context->state, &target, &source);
 }
 
-/* rotated = rows Q', in which a 1 counts as the last of the rows' columns where there is a bias. */
+/* rotated = rows Q', with a column of ones appended to the rows for the bias. */
 static tch_status rotate_group(tch_context *context, const tch_layer *layer, const rotation *r,
                                const tch_matrices *rows, const tch_matrices *q, const tch_matrices *rotated)
 {

@@ -1,4 +1,3 @@
-/* Tensors as matrices: see tensor_rows.h. Copies go through the table's `copy`, which takes any strides. */
 #include "tensor_rows.h"
 
 #include "core/status.h"
@@ -78,7 +77,7 @@ static tch_status copy_parameter(tch_context *context, const tchi_parameter *p, 
         ours[i] = step;
         step *= shape[i];
     }
-    int32_t skip = p->sample_stride == 0 ? 1 : 0; /* a single parameter may have as many dimensions as there are */
+    int32_t skip = p->sample_stride == 0 ? 1 : 0; /* a single parameter may have the maximum rank */
     tch_array outside = {parameter_address(p, first), p->type, p->rank + 1 - skip, shape + skip, theirs + skip};
     tch_array inside = {m->data, m->type, p->rank + 1 - skip, shape + skip, ours + skip};
     return dir == READ ? context->backend->matrix->copy(context->state, &inside, &outside)

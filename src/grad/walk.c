@@ -1,12 +1,11 @@
-/* See walk.h. */
 #include "walk.h"
 
 #include "core/arith.h"
 #include "core/status.h"
 #include "linalg/algebra.h"
 
-/* Scratch beyond this is cut into chunks even without a limit: enough to keep a device busy, and far below what the
- * activations of a batch take for which it would be wanted. */
+/* The size of a chunk's scratch even without a limit: enough to fill a device, and far below the activations of a batch
+ * that would exceed it. */
 #define WORTH_OF_SCRATCH ((int64_t)128 << 20)
 
 static int64_t layout_bytes(tch_context *context, const tchi_walk *walk, void *call, int64_t count)
@@ -32,7 +31,7 @@ static int64_t choose_chunk(tch_context *context, const tchi_walk *walk, void *c
     return tchi_chunk_samples(context, walk->samples, walk->positions, one - none, none + walk->bytes_beside);
 }
 
-/* The last chunk is smaller, but may need more scratch, since a device that has little to do divides it further. */
+/* The last chunk is smaller, but may need more scratch: a device with little work splits it further. */
 int64_t tchi_walk_bytes(tch_context *context, const tchi_walk *walk, void *call)
 {
     int64_t chunk = choose_chunk(context, walk, call);

@@ -117,7 +117,7 @@ tch_status tchi_network_set_batch(tch_network *network, int64_t rows)
 /* Initial weights are drawn on the host from a counter, using only products and a square root: bitwise-identical on
  * every machine and device. */
 
-#define CHUNK 16384 /* weights drawn before they go to the device: 64 KB of the host's memory */
+#define CHUNK 16384 /* weights drawn before a copy to the device: 64 KB of host memory */
 
 /* 64 bits from a counter: SplitMix64. */
 static uint64_t bits_of(uint64_t key, uint64_t counter)
@@ -205,7 +205,7 @@ static uint64_t key_of(uint64_t seed, int32_t layer)
     return z ^ (z >> 33);
 }
 
-/* The batch comes first: an absurd size fails before anything is allocated. */
+/* The batch first: an absurd size fails before any allocation. */
 static tch_status build_layers(tch_network *network, const tch_network_config *config)
 {
     tch_context *context = network->context;

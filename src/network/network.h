@@ -31,18 +31,18 @@ typedef struct tchi_layer {
     tch_matrices z;      /* input W' + bias */
     tch_matrices output; /* f(z), in the memory of z unless that must be kept: see tch_backend's activation_backward */
     tch_matrices delta;  /* d loss / d z */
-    tchi_rows_view input_view, delta_view; /* what tch_network_get_layer hands out */
+    tchi_rows_view input_view, delta_view; /* returned by tch_network_get_layer */
 } tchi_layer;
 
 struct tch_network {
     tch_context *context;
     tch_loss loss;
     int32_t layer_count;
-    int64_t rows;     /* of the batch whose deltas the layers hold; -1 where there is none */
-    int64_t capacity; /* rows that `memory` has room for */
+    int64_t rows;     /* the batch of the layers' deltas; -1: none */
+    int64_t capacity; /* rows of `memory` */
     void *memory;     /* of the pool; NULL while capacity is 0. The rest lies in it: */
     double *scratch;  /* of the losses */
-    double *ignored;  /* totals of a loss that nobody asked for */
+    double *ignored;  /* totals that the caller did not request */
     int32_t *labels;  /* drawn from the outputs, one for each row */
     tchi_layer layers[];
 };
