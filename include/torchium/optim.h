@@ -349,11 +349,12 @@ typedef struct tch_optim_tile {
     int32_t parameter, number; /* as in the names of its state */
     int32_t owner;             /* the rank */
     int32_t order;
+    int32_t factors; /* of its dimensions */
     int64_t dims[4], start[4], size[4];
 } tch_optim_tile;
 #define TCH_OPTIM_TILE_INIT                                                                                            \
     {                                                                                                                  \
-        sizeof(tch_optim_tile), 0, 0, 0, 0, {0}, {0},                                                                  \
+        sizeof(tch_optim_tile), 0, 0, 0, 0, 0, {0}, {0},                                                               \
         {                                                                                                              \
             0                                                                                                          \
         }                                                                                                              \

@@ -308,8 +308,8 @@ static PyObject *optimizer_tiles(PY_NO_ARGUMENTS)
         tch_optim_tile t = TCH_OPTIM_TILE_INIT;
         tch_optimizer_get_tile(self->optimizer, i, &t);
         py_append(&list,
-                  Py_BuildValue("(iiiNNN)", (int)t.parameter, (int)t.number, (int)t.owner, tuple_of(t.dims, t.order),
-                                tuple_of(t.start, t.order), tuple_of(t.size, t.order)));
+                  Py_BuildValue("(iiiiNNN)", (int)t.parameter, (int)t.number, (int)t.owner, (int)t.factors,
+                                tuple_of(t.dims, t.order), tuple_of(t.start, t.order), tuple_of(t.size, t.order)));
     }
     py_runner_leave(&self->on);
     return list;

@@ -31,9 +31,10 @@ from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.matrices import Role, roles_of
 from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
 from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, device_of_forecast, engine_stats, rates_of
-from ._shared.consolidate import consolidate, is_divided, wanted_by_checkpoint
+from ._shared.consolidate import asked_by_checkpoint, consolidate, in_tiles, is_divided, to_be_loaded
 from ._shared.group import Group as SharedGroup
 from ._shared.group import make_group, ranks_of
+from ._shared.tiles import untiled
 from .arguments import GROUPED_DEFAULTS
 from .options import (
     Options,
@@ -52,6 +53,7 @@ __all__ = ["TorchiumOptimizer", "is_trained", "outside"]
 _Loss = TypeVar("_Loss")
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
+_TO = {"whole": None, "first": 0}  # the rank that has the full state
 # Keys of parameter groups in saved states of earlier versions.
 _RENAMED = {
     "update_freq": "precondition_frequency",
@@ -357,6 +359,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _forget_engines(self) -> None:
         self._engines: Engines = {}
         self._consolidated: dict[Any, Any] | None = None  # the whole state, until the next step
+        self._awaited: list[torch.Tensor] = []  # of a state that PyTorch is about to load
         self._shared_groups: dict[Home, SharedGroup] = {}
         self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
@@ -618,18 +621,36 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             to: the rank that gets the full state.
         """
         self._collect_counts()
-        self._consolidated = consolidate(self._engines.values(), self.state, to)
+        found = self._consolidate(to)
+        self._consolidated = found or None
 
-    def _is_divided(self) -> bool:
-        return is_divided(self._engines.values())
+    def _consolidate(self, to: int | None) -> dict[Any, Any]:
+        """The full state on that rank, or on all."""
+        return consolidate(self._engines.values(), self.state, to)
+
+    def _for_checkpoint(self, asked: str) -> dict[Any, Any]:
+        """The state as torch.distributed.checkpoint asks for it."""
+        if asked == "load":
+            found, self._awaited = to_be_loaded(self._engines.values(), self.state)
+            return found
+        if asked == "own":
+            return self.state
+        return in_tiles(self._engines.values(), self.state) if asked == "parts" else self._consolidate(_TO[asked])
+
+    def _is_divided(self, shards: bool = False) -> bool:
+        return is_divided(self._engines.values(), shards)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer. If ranks of `process_group` divide the state, call `consolidate_state_dict()`
         before, and this on the rank given there, or use torch.distributed.checkpoint."""
         self._collect_counts()
+        asked = asked_by_checkpoint()
+        if asked is not None:
+            self._check_state()
+            return self._packed(self._for_checkpoint(asked))
         if self._consolidated is not None:
             return self._packed(self._consolidated)
-        if self._is_divided() and not wanted_by_checkpoint():
+        if self._is_divided():
             raise RuntimeError(
                 f"{type(self).__name__}: the state is sharded over the ranks of process_group: call "
                 "consolidate_state_dict(to=RANK) on all ranks after the latest step and state_dict() only on that "
@@ -662,6 +683,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._is_divided(shards=True):
+            raise RuntimeError(
+                f"{type(self).__name__}: a rank of a group has a part of the state, which cannot be copied or pickled: "
+                "load the state_dict() that consolidate_state_dict(to=RANK) makes into another optimizer"
+            )
         self._collect_counts()
         return super().__getstate__()
 
@@ -675,6 +701,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             return
         groups = state["param_groups"]
         loaded = {key: value.value for key, value in state["state"].items()}
+        awaited, self._awaited = {id(tensor) for tensor in self._awaited}, []
+        for key, value in loaded.items():  # what PyTorch has not filled was not in the checkpoint
+            if isinstance(value, Mapping):
+                loaded[key] = untiled({name: one for name, one in value.items() if id(one) not in awaited})
         for key, value in loaded.items():
             if isinstance(key, torch.Tensor) and not isinstance(value, Mapping):
                 raise TypeError(f"the state of a parameter is a {type(value).__name__}, expected a dictionary")

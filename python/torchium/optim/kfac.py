@@ -12,7 +12,7 @@ from torch import nn
 from ._engine.report import MemoryReport
 from ._model.factors import COUNTS
 from ._model.of_model import OfModel
-from ._shared.consolidate import wanted_by_checkpoint
+from ._shared.consolidate import asked_by_checkpoint
 from .arguments import KFACOptions
 from .options import Options, plain, same, unexpected
 from .preconditioner import KFACPreconditioner
@@ -148,7 +148,7 @@ class KFAC(OfModel):
         """The state of the optimizer, with the factors in 'kfac'. torch.distributed.checkpoint only stores the state of
         parameters: for it each layer's factors are in the state of its weight, under 'kfac'."""
         state, kfac = super().state_dict(), self.preconditioner.state_dict()
-        return self._spread(state, kfac) if wanted_by_checkpoint() else state | {"kfac": kfac}
+        return self._spread(state, kfac) if asked_by_checkpoint() else state | {"kfac": kfac}
 
     def _spread(self, state: dict[str, Any], kfac: dict[str, Any]) -> dict[str, Any]:
         numbers = {id(p): k for k, p in enumerate(p for group in self.param_groups for p in group["params"])}

@@ -486,18 +486,12 @@ class MatrixOptimizer(SecondOrder):
         self._owners: dict[Any, int] = self.__dict__.get("_owners", {})
         self._sharing: list[SharedGroup] = []
 
-    def _is_divided(self) -> bool:
-        away = (p for p, pieces in self._pieces.items() if not all(piece.is_here for piece in pieces))
-        return super()._is_divided() or not all(map(is_sharded, away))
+    def _is_divided(self, shards: bool = False) -> bool:
+        away = [p for p, pieces in self._pieces.items() if not all(piece.is_here for piece in pieces)]
+        return super()._is_divided(shards) or any(shards or not is_sharded(p) for p in away)
 
-    def consolidate_state_dict(self, to: int = 0) -> None:
-        """Gathers sharded state on global rank `to`, where `state_dict()` then returns the full state, in host memory,
-        as from one process. All ranks must call this before each save.
-
-        Args:
-            to: the rank that gets the full state.
-        """
-        super().consolidate_state_dict(to)
+    def _consolidate(self, to: int | None) -> dict[Any, Any]:
+        found = super()._consolidate(to)
         for group in self._sharing:
             shared = [p for p, pieces in self._pieces.items() if pieces[0].group is group]
             mine = {
@@ -509,7 +503,8 @@ class MatrixOptimizer(SecondOrder):
             for part in group.gather(mine, to) or ():
                 for name, value in part.items():
                     i, _, name = name.partition("/")
-                    self._consolidated[shared[int(i)]][name] = value
+                    found[shared[int(i)]][name] = value
+        return found
 
     # --- reports
 

@@ -27,7 +27,7 @@ from ._engine.report import MemoryReport
 from ._engine.state import MOST_STEPS, check_counts
 from ._model.factors import FACTORS, Factors, find_layers
 from ._model.watch import PassWatch, of_one_pass
-from ._shared.consolidate import wanted_by_checkpoint
+from ._shared.consolidate import asked_by_checkpoint
 from .base import outside
 from .options import Option, Options, or_else, plain, same, shown
 
@@ -245,7 +245,7 @@ class KFACPreconditioner:
         """Raises an error, or warns if there are factors, if a step that updates the factors has observed nothing."""
         if self._observed > 0 or not self._is_due("factor_update_steps"):
             return
-        if wanted_by_checkpoint():  # performs an empty step to create state
+        if asked_by_checkpoint():  # performs an empty step to create state
             return
         if self._fisher == "sampled":
             raise RuntimeError(
@@ -286,7 +286,7 @@ class KFACPreconditioner:
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint. If processes divide the layers, call `consolidate_state_dict()` before, and this
         on the rank given there, or use torch.distributed.checkpoint."""
-        if wanted_by_checkpoint():
+        if asked_by_checkpoint():
             return {"steps": self._steps, "layers": self._part()}
         if self._consolidated is not None:
             return {"steps": self._steps, "layers": self._consolidated}

@@ -341,6 +341,9 @@ tch_status tch_optimizer_get_tile(const tch_optimizer *optimizer, int64_t index,
                              .number = t->number,
                              .owner = t->owner,
                              .order = dims->order};
+    for (int32_t k = 0; k < dims->order && tchi_param_at(optimizer, t->param)->blocked; k++) {
+        tile->factors += tchi_block_batch_at(optimizer, t->block_batch)->factor_batch[k] >= 0;
+    }
     memcpy(tile->dims, dims->size, (size_t)dims->order * sizeof *dims->size);
     memcpy(tile->start, t->start, sizeof tile->start);
     memcpy(tile->size, t->size, sizeof tile->size);

@@ -1,16 +1,26 @@
 """What processes of a group do for test_optim_shared.py, and what one process does with the same gradients."""
 
+import copy
 import datetime
 import functools
+import itertools
 import os
+import pickle
 import signal
 import time
+from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torchium.optim as optim
 from processes import join_group, load_checkpoint, save_checkpoint
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -238,25 +248,107 @@ def really_trains(size):
             assert torch.allclose(a, whole(b), rtol=1e-4, atol=1e-5), name
 
 
+def layouts(size):
+    """Some of the ways, by short names: shards, and plain tensors, alone or as replicas."""
+    line = init_device_mesh("cpu", (size,))
+    return {
+        "rows": (on(line, Shard(0)), {}),
+        "columns": (on(line, Shard(1)), {}),
+        "plain": (plain, {"process_group": dist.group.WORLD} if size > 1 else {}),
+    }
+
+
 def save(size, folder):
-    for name in OPTIONS:
-        optimizer, parameters = train(name, by_rows(size))
-        save_checkpoint(torch.nn.ParameterList(parameters), optimizer, f"{folder}/{name}")
+    for way, name in itertools.product(("rows", "plain"), OPTIONS):
+        place, more = layouts(size)[way]
+        optimizer, parameters = train(name, place, **more)
+        save_checkpoint(torch.nn.ParameterList(parameters), optimizer, f"{folder}/{name}/{size}.{way}")
 
 
 def load(size, folder):
-    """A checkpoint of another world goes on as one process would have."""
-    for name in OPTIONS:
-        place = on(init_device_mesh("cpu", (size,)), Shard(1))
-        optimizer, parameters = train(name, place, 0)
-        loads_and_goes_on(name, optimizer, parameters, place, f"{folder}/{name}")
+    """A checkpoint of any world, sharded in any way, goes on as one process would have."""
+    for way, name in itertools.product(("columns", "plain"), OPTIONS):
+        for path in sorted(Path(folder, name).iterdir()):
+            place, more = layouts(size)[way]
+            optimizer, parameters = train(name, place, 0, **more)
+            load_checkpoint(torch.nn.ParameterList(parameters), optimizer, path)
+            ends_as_one_process(f"{name} from {path.name} to {size}.{way}", name, optimizer, parameters, place)
 
 
-def loads_and_goes_on(name, optimizer, parameters, place, path):
-    load_checkpoint(torch.nn.ParameterList(parameters), optimizer, path)
+def ends_as_one_process(what, name, optimizer, parameters, place):
     run(optimizer, parameters, place, range(STEPS + 1, 2 * STEPS + 1))
     wrong = differing(alone(name, 2 * STEPS), parameters)
-    assert not wrong, f"{name}: parameters {wrong}"
+    assert not wrong, f"{what}: parameters {wrong}"
+
+
+def whole_by_checkpoint(size):
+    """A full state_dict is whole on rank 0, or on all, and loads from rank 0, or from all, sharded in any way."""
+    for name, (way, (place, more)) in itertools.product(OPTIONS, layouts(size).items()):
+        optimizer, parameters = train(name, place, **more)
+        model = torch.nn.ParameterList(parameters)
+        values = [whole(p) for p in parameters]
+        for first in (False, True):
+            given = get_optimizer_state_dict(
+                model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=first)
+            )
+            if dist.get_rank() == 0 or not first:
+                group = {**given["param_groups"][0], "params": list(range(len(parameters)))}
+                state = {int(fqn): state for fqn, state in given["state"].items()}
+                goes_on(f"{name} of {way}", name, values, {"state": state, "param_groups": [group]}, plain)
+            for to in ("columns", "plain"):
+                there, group = layouts(size)[to]
+                copies = [torch.nn.Parameter(there(value.clone())) for value in values]
+                second = make(name, copies, **group)
+                options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=first)
+                rest = given if dist.get_rank() == 0 or not first else {}
+                set_optimizer_state_dict(torch.nn.ParameterList(copies), second, rest, options=options)
+                ends_as_one_process(f"{name} of {way}, whole, to {to}", name, second, copies, there)
+
+
+def missing_in_a_whole_state(size):
+    """What the state does not have is missed, not taken for zeros."""
+    optimizer, parameters = train("Shampoo", by_rows(size))
+    options = StateDictOptions(full_state_dict=True)
+    given = get_optimizer_state_dict(torch.nn.ParameterList(parameters), optimizer, options=options)
+    for state in given["state"].values():
+        state.pop("exp_avg")
+    try:
+        set_optimizer_state_dict(torch.nn.ParameterList(parameters), optimizer, given, options=options)
+        raise AssertionError("a state without moments was loaded")
+    except ValueError as error:
+        assert "exp_avg" in str(error), error
+
+
+def large_vectors(size):
+    """Spans of a large parameter, which ranks of replicas divide, are one tensor in one process."""
+    values = [torch.randn(1100, 1000, generator=torch.Generator().manual_seed(4))]
+    for name in ("AdamW", "Lion"):
+        first = [torch.nn.Parameter(values[0].clone())]
+        optimizer = make(name, first, process_group=dist.group.WORLD)
+        first[0].grad = values[0].sin()
+        optimizer.step()
+        optimizer.consolidate_state_dict(to=0)
+        if dist.get_rank() == 0:
+            second = [torch.nn.Parameter(first[0].detach().clone())]
+            alone = make(name, second)
+            alone.load_state_dict(optimizer.state_dict())
+        first[0].grad = values[0].cos()
+        optimizer.step()
+        if dist.get_rank() == 0:
+            second[0].grad = values[0].cos()
+            alone.step()
+            assert torch.equal(first[0], second[0]), name
+
+
+def copies_of_a_part(size):
+    """A rank's part of an optimizer can be neither copied nor pickled: it would go on without the rest."""
+    optimizer, _ = train("Shampoo", plain, process_group=dist.group.WORLD)
+    for copy_of in (copy.deepcopy, pickle.dumps):
+        try:
+            copy_of(optimizer)
+            raise AssertionError(f"{copy_of.__name__} of one rank's part")
+        except RuntimeError as error:
+            assert "consolidate_state_dict" in str(error), error
 
 
 def consolidates(size, folder):
@@ -290,12 +382,22 @@ def refuses_to_save(name, optimizer):
 
 
 def failures_travel(size):
-    """Failed refreshes of factors, which one process counts in a row, go to the owners of their tiles and come back."""
-    optimizer, parameters = train("Shampoo", plain, 1)
+    """Failed refreshes of factors, which one process counts in a row, go to the owners of their tiles and come back;
+    of the two blocks of a thin matrix, one has no factor along its long side."""
+    values = [torch.randn(shape, generator=torch.Generator().manual_seed(9)) for shape in ((24, 17), (2, 300))]
+
+    def made(**more):
+        parameters = [torch.nn.Parameter(value.clone()) for value in values]
+        return optim.Shampoo(parameters, max_preconditioner_dim=256, **more), parameters
+
+    optimizer, parameters = made()
+    for p, value in zip(parameters, values, strict=True):
+        p.grad = value.sin()
+    optimizer.step()
     saved = optimizer.state_dict()
     for state in saved["state"].values():
         state["counts"][3:] = torch.arange(len(state["counts"]) - 3) % 3
-    second = make("Shampoo", [torch.nn.Parameter(p.detach()) for p in parameters], process_group=dist.group.WORLD)
+    second, _ = made(process_group=dist.group.WORLD)
     second.load_state_dict(saved)
     second.consolidate_state_dict(to=0)
     if dist.get_rank() == 0:
@@ -303,15 +405,25 @@ def failures_travel(size):
             assert torch.equal(state["counts"], saved["state"][key]["counts"]), f"parameter {key}"
 
 
-def replicas_by_checkpoint(size, folder):
-    """get_state_dict calls state_dict() on every rank, and gets each rank's part of replicas."""
-    group = {"process_group": dist.group.WORLD}
-    for name in ("Shampoo", "Muon", "Whitened"):
-        path = f"{folder}/replicas/{name}"
-        optimizer, parameters = train(name, plain, **group)
-        save_checkpoint(torch.nn.ParameterList(parameters), optimizer, path)
-        optimizer, parameters = train(name, plain, 0, **group)
-        loads_and_goes_on(name, optimizer, parameters, plain, path)
+def other_ways_to_save(size, folder):
+    """Staged copies, in host memory, with flattened keys, and a file of each rank by itself."""
+    rows = by_rows(size)
+    for k, more in enumerate(({}, {"cpu_offload": True}, {"flatten_optimizer_state_dict": True})):
+        options = StateDictOptions(**more)
+        optimizer, parameters = train("Shampoo", rows)
+        state = {"optimizer": get_optimizer_state_dict(torch.nn.ParameterList(parameters), optimizer, options=options)}
+        dcp.async_save(state, checkpoint_id=f"{folder}/staged/{k}").result()
+        torch.save(state, f"{folder}/{k}.{dist.get_rank()}.pt")
+        for alone in (False, True):
+            copies = [torch.nn.Parameter(rows(whole(p).clone())) for p in parameters]
+            second, model = make("Shampoo", copies), torch.nn.ParameterList(copies)
+            state = {"optimizer": get_optimizer_state_dict(model, second, options=options)}
+            if alone:
+                state = torch.load(f"{folder}/{k}.{dist.get_rank()}.pt", weights_only=True)
+            else:
+                dcp.load(state, checkpoint_id=f"{folder}/staged/{k}")
+            set_optimizer_state_dict(model, second, state["optimizer"], options=options)
+            ends_as_one_process(f"{more}, {'alone' if alone else 'staged'}", "Shampoo", second, copies, rows)
 
 
 # --- parameters in host memory
@@ -376,22 +488,31 @@ def on_a_mesh_of_gpus(size):
                     assert optimizer.state[p][key].to_local().data_ptr() == value.to_local().data_ptr(), key
 
 
-CASES = {
-    2: [
-        equal_bits,
-        several_in_a_shard,
-        moments_lie_like_their_parameter,
-        goes_on_from_state,
-        refused_together,
-        really_trains,
-        save,
-        consolidates,
-        failures_travel,
-        replicas_by_checkpoint,
-    ],
-    3: [equal_bits, several_in_a_shard, load, consolidates],
-    4: [equal_bits, several_in_a_shard, really_trains],
-}
+CASES = [
+    (1, [save, whole_by_checkpoint]),
+    (
+        2,
+        [
+            equal_bits,
+            several_in_a_shard,
+            moments_lie_like_their_parameter,
+            goes_on_from_state,
+            refused_together,
+            really_trains,
+            save,
+            consolidates,
+            failures_travel,
+            whole_by_checkpoint,
+            missing_in_a_whole_state,
+            large_vectors,
+            copies_of_a_part,
+            other_ways_to_save,
+        ],
+    ),
+    (3, [equal_bits, several_in_a_shard, load, consolidates]),
+    (4, [equal_bits, several_in_a_shard, really_trains]),
+    (1, [load]),
+]
 
 
 # --- a rank that dies in the middle of a step

@@ -15,7 +15,7 @@ from torchium.optim._shared.group import pack, unpack
 
 
 def test_worlds(tmp_path):
-    for size, cases in shared_cases.CASES.items():
+    for size, cases in shared_cases.CASES:
         check_cases(tmp_path, size, cases)
 
 

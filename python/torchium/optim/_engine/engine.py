@@ -18,6 +18,7 @@ import torch
 from torchium import _C
 
 from .._shared.sharding import is_sharded, local_gradient, local_tensor, wrap_like
+from .._shared.tiles import TileShape
 from .matrices import Role
 from .moments import SCALED, codes_of
 
@@ -168,15 +169,16 @@ class Engine:
         self._handle.set_counts(parameter, counts)
 
     def all_tiles(self) -> list[tuple[Any, ...]]:
-        """(parameter, number, owner, dims, start, size) of every tile on any rank."""
+        """(parameter, number, owner, factors, dims, start, size) of every tile on any rank."""
         return self._handle.tiles()
 
-    def tiles(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """The dims of a tile's parameter, and the tile's position, by parameter and number."""
-        return {
-            (parameter, number): (dims, tuple(slice(a, a + n) for a, n in zip(start, size, strict=True)))
-            for parameter, number, _, dims, start, size in self.all_tiles()
-        }
+    def tiles(self) -> dict[int, dict[int, TileShape]]:
+        """Of each parameter that has tiles, on any rank, their shapes by number."""
+        found: dict[int, dict[int, TileShape]] = {}
+        for parameter, number, _, factors, dims, start, size in self.all_tiles():
+            at = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+            found.setdefault(parameter, {})[number] = TileShape(factors, dims, at)
+        return found
 
     def set_lr(self, members: Members, lr: float) -> None:
         self._handle.set_lr(members.number, lr)

@@ -17,6 +17,7 @@ import torch
 from torchium._messages import shown
 
 from .._shared.sharding import whole_tensor
+from .._shared.tiles import rows_of
 from . import state as saved_state
 from .engine import Engine, Members
 from .moments import adapt
@@ -136,25 +137,19 @@ def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mappin
     if saved_state.has_state(saved):
         saved = adapt(engine.parameters[i], views, saved)
     if engine.group and saved_state.has_state(saved):
-        tiles = engine.tiles()
+        tiles = engine.tiles().get(i, {})
         counts = saved.get(saved_state.COUNTS)
         if counts is not None:
-            saved = _failures(counts[3:], [number for parameter, number in tiles if parameter == i]) | saved
+            if len(counts) > 3:
+                rows = rows_of(tiles).items()
+                saved = {f"failures.{number}": counts[row] for number, row in rows} | saved
             saved[saved_state.COUNTS] = counts[:3]
         for name in views:
             what, _, number = name.partition(".")
             if name not in saved and number.isdecimal() and isinstance(saved.get(what), torch.Tensor):
-                dims, at = tiles[i, int(number)]
-                saved[name] = whole_tensor(saved[what]).reshape(dims)[at]
+                tile = tiles[int(number)]
+                saved[name] = whole_tensor(saved[what]).reshape(tile.dims)[tile.at]
     return saved
-
-
-def _failures(counts: Any, tiles: list[int]) -> dict[str, Any]:
-    """Failed refreshes by tile, from the concatenated list of one process; every tile has equally many factors."""
-    each = len(counts) // max(1, len(tiles))
-    return (
-        {f"failures.{tile}": counts[k * each : (k + 1) * each] for k, tile in enumerate(sorted(tiles))} if each else {}
-    )
 
 
 def _adopt(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mapping[Any, Any]) -> dict[str, Any]:

@@ -1,66 +1,85 @@
-"""Gathers the state of a shared optimizer on one rank, in the form of one process: full moments, factors, roots and
-bases with their numbers, failures in the counts. Any number of ranks can load it."""
+"""The state of a shared optimizer in the form that one process has it: moments whole, factors, roots and bases under
+their numbers, failures among the counts. Any other world can load that. It is brought together on one rank or all, or,
+for torch.distributed.checkpoint, described as a whole of which each rank has its tiles."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from .sharding import is_sharded, whole_tensor
+from .tiles import Tiled, TileShape, rows_of
 
-__all__ = ["consolidate", "is_divided", "wanted_by_checkpoint"]
+__all__ = ["asked_by_checkpoint", "consolidate", "in_tiles", "is_divided", "to_be_loaded"]
 
 # Moments in the parameter's layout in one process. Other state has the same names there as for tiles.
 _WHOLE = ("exp_avg", "momentum_buffer", "grafting_sq", "master")
 _TILE = re.compile(r"([a-z_]+)\.(\d+)")
+_COUNTS = "counts"
 
 State = dict[str, Any]
 
 
-def is_divided(engines: Iterable[Any]) -> bool:
-    """Whether the state of replicated parameters is divided among ranks. Sharded parameters do not count."""
+def is_divided(engines: Iterable[Any], shards: bool) -> bool:
+    """Whether the state of parameters is divided among ranks: that of replicas, and with `shards` that of shards."""
     for engine in engines:
         if engine.group is not None:
             for parameter, _, owner, *_ in engine.all_tiles():
-                if owner != engine.group.rank and not is_sharded(engine.parameters[parameter]):
+                if owner != engine.group.rank and (shards or not is_sharded(engine.parameters[parameter])):
                     return True
     return False
 
 
-def wanted_by_checkpoint() -> bool:
-    """Whether torch.distributed.checkpoint is the caller, which calls state_dict() on every rank and saves
-    each result."""
+def asked_by_checkpoint() -> str | None:
+    """How torch.distributed.checkpoint asks for the state, which calls state_dict() on every rank: "parts" are what
+    each rank has, to save or load; "own" is the same under its own names, which flattened keys need; "whole" is all of
+    it on every rank, "first" on rank 0 (full_state_dict, for which PyTorch itself only gathers DTensors); "load" is
+    what a whole state is to be loaded into. None: it does not ask."""
     frame = sys._getframe(1)
+    asked, loads = None, False
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith("torch.distributed.checkpoint"):
-            return True
-        if name.split(".")[0] not in ("torchium", "torch"):
-            return False
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module.startswith("torch.distributed.checkpoint"):
+            info = frame.f_locals.get("info") if name == "_get_optim_state_dict" else None
+            asked = asked or "parts"
+            if getattr(info, "flatten_optimizer_state_dict", False):
+                asked = "own"
+            if getattr(info, "full_state_dict", False):
+                asked = "first" if info.cpu_offload else "whole"
+            loads = loads or name == "_load_optim_state_dict"
+        elif module.split(".")[0] not in ("torchium", "torch"):
+            break
         frame = frame.f_back
-    return False
+    return "load" if loads and asked == "parts" else asked
 
 
-def consolidate(engines: Iterable[Any], state: Mapping[Any, State], to: int) -> dict[Any, State] | None:
-    """The state of all parameters in host memory on global rank `to`, None on the others. A collective."""
-    found: dict[Any, State] = {p: _on_host(values) for p, values in state.items()}
+def _is_whole(name: str, tile: TileShape) -> bool:
+    """Whether one process has this as a part of one tensor: all moments where tiles are spans of elements."""
+    return name in _WHOLE or (tile.factors == 0 and len(tile.dims) == 1)
+
+
+def _tiles_of(engines: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor, Mapping[int, TileShape]]]:
     for engine in engines:
-        if engine.group is not None:
-            tiles = defaultdict(dict)
-            for parameter, number, _, dims, start, size in engine.all_tiles():
-                tiles[parameter][number] = dims, tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-            for i, numbers in tiles.items():
-                parameter = engine.parameters[i]
-                mine = {name: value for name, value in found[parameter].items() if _TILE.match(name)}
-                every = engine.group.gather(mine, to)
-                if every is not None:
-                    found[parameter] = _merged(found[parameter], every, numbers, parameter.shape)
-    return found if _is_here(to) else None
+        tiles = engine.tiles()
+        for i in tiles:
+            yield engine, engine.parameters[i], tiles[i]
+
+
+def consolidate(engines: Iterable[Any], state: Mapping[Any, State], to: int | None) -> dict[Any, State]:
+    """The state of all parameters in host memory on rank `to` of the world, nothing on the others; None: on every rank.
+    A collective."""
+    found: dict[Any, State] = {p: _on_host(values) for p, values in state.items()}
+    for engine, parameter, tiles in _tiles_of(engines):
+        mine = {name: value for name, value in found[parameter].items() if _TILE.match(name)}
+        every = engine.group.gather(mine, to)
+        if every is not None:
+            found[parameter] = _put_together(found[parameter], every, tiles, parameter.shape)
+    return found if to is None or _is_here(to) else {}
 
 
 def _is_here(to: int) -> bool:
@@ -76,24 +95,68 @@ def _on_host(values: State) -> State:
     }
 
 
-def _merged(own: State, every: Iterable[State], tiles: Mapping[int, Any], shape: torch.Size) -> State:
-    """The state of one process, from the replicated state and the tiles of all ranks."""
-    merged = {name: value for name, value in own.items() if not _TILE.match(name)}
-    failures: dict[int, list[int]] = {}
+def _put_together(own: State, every: Iterable[State], tiles: Mapping[int, TileShape], shape: torch.Size) -> State:
+    """One process' state: what every rank has, and what the ranks have of each tile."""
+    whole = {name: value for name, value in own.items() if not _TILE.match(name)}
     numbered: State = {}
+    rows = rows_of(tiles)
+    if _COUNTS in whole:
+        more = sum(tile.factors for tile in tiles.values())
+        whole[_COUNTS] = torch.cat([whole[_COUNTS], whole[_COUNTS].new_zeros(more)])
     for name, value in sorted(item for part in every for item in part.items()):
         what, number = _TILE.match(name).groups()
+        tile = tiles[int(number)]
         if what == "failures":
-            failures[int(number)] = value.tolist()
-        elif what in _WHOLE:
-            dims, at = tiles[int(number)]
-            merged.setdefault(what, torch.zeros(dims, dtype=value.dtype, device="cpu"))[at] = value
+            whole[_COUNTS][rows[int(number)]] = value
+        elif _is_whole(what, tile):
+            whole.setdefault(what, torch.zeros(tile.dims, dtype=value.dtype, device="cpu"))[tile.at] = value
         else:
             numbered[name] = value
-    for what in _WHOLE:
-        if what in merged:
-            merged[what] = merged[what].reshape(shape)
-    if failures:
-        in_order = [count for number in sorted(failures) for count in failures[number]]
-        merged["counts"] = torch.cat([merged["counts"], torch.tensor(in_order, dtype=torch.int64, device="cpu")])
-    return merged | numbered
+    for what in {name.partition(".")[0] for part in every for name in part} & whole.keys() - {_COUNTS}:
+        whole[what] = whole[what].reshape(shape)
+    return whole | numbered
+
+
+def in_tiles(engines: Iterable[Any], state: Mapping[Any, State]) -> dict[Any, State]:
+    """The state as torch.distributed.checkpoint is to see it: this rank's tiles of what one process has whole."""
+    found = dict(state)
+    for _, parameter, tiles in _tiles_of(engines):
+        rows = rows_of(tiles)
+        length = max((row.stop for row in rows.values()), default=3)
+        parts: dict[str, dict[str, Any]] = defaultdict(dict)
+        kept = {}
+        for name, value in state[parameter].items():
+            match = _TILE.match(name)
+            what, number = (match[1], int(match[2])) if match else (name, 0)
+            if what in ("failures", _COUNTS) and length > 3:
+                parts[_COUNTS][name] = (length,), (rows[number].start if match else 0,), value
+            elif match and _is_whole(what, tiles[number]):
+                parts[what][name] = tiles[number].dims, tuple(side.start for side in tiles[number].at), value
+            else:
+                kept[name] = value
+        for what, of_name in parts.items():
+            shape = (length,) if what == _COUNTS else tuple(parameter.shape)
+            kept[what] = Tiled(shape, of_name, next(iter(of_name.values()))[2].dtype)
+        found[parameter] = kept
+    return found
+
+
+def to_be_loaded(engines: Iterable[Any], state: Mapping[Any, State]) -> tuple[dict[Any, State], list[torch.Tensor]]:
+    """What this rank needs of a whole state: moments of its tiles as one tensor, with nothing in it yet, on the device
+    of the others, as PyTorch requires. And these tensors."""
+    found, empty = {p: dict(values) for p, values in state.items()}, []
+    for engine in engines:
+        tiles = engine.tiles()
+        for i, parameter in enumerate(engine.parameters):
+            for name, value in found.get(parameter, {}).copy().items():
+                match = _TILE.match(name)
+                if match and match[1] == "failures":
+                    del found[parameter][name]
+                elif match and i in tiles and _is_whole(match[1], tiles[i][int(match[2])]):
+                    del found[parameter][name]
+                    if match[1] not in found[parameter]:
+                        empty.append(torch.empty(parameter.shape, dtype=value.dtype, device=engine.device))
+                        found[parameter][match[1]] = empty[-1]
+                elif value.ndim > 0 and not is_sharded(value):
+                    found[parameter][name] = value.to(engine.device)
+    return found, empty

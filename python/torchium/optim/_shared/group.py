@@ -122,17 +122,20 @@ class Group:
         """Whether this process has that global rank."""
         return self.ranks[self.rank] == rank
 
-    def gather(self, tensors: Mapping[str, torch.Tensor], to: int) -> list[dict[str, torch.Tensor]] | None:
-        """The tensors of every rank, in host memory on global rank `to`; None on the others."""
-        if not isinstance(to, int) or to not in self.ranks:
+    def gather(self, tensors: Mapping[str, torch.Tensor], to: int | None) -> list[dict[str, torch.Tensor]] | None:
+        """The tensors of every rank, in host memory on rank `to` of the world, None on the others; to=None: on all."""
+        if to is not None and (not isinstance(to, int) or to not in self.ranks):
             raise ValueError(f"to is {shown(to)}, expected one of the ranks that share the state: {list(self.ranks)}")
         mine = pack(tensors).to(self.device)
         sizes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         self._dist.all_gather(list(sizes.chunk(self.size)), sizes.new_tensor([mine.numel()]), group=self._process_group)
         padded = mine.new_zeros(max(int(sizes.max()), mine.numel()))
         padded[: mine.numel()] = mine
-        every = [torch.empty_like(padded) for _ in self.ranks] if self.is_at(to) else None
-        self._dist.gather(padded, every, dst=to, group=self._process_group)
+        every = [torch.empty_like(padded) for _ in self.ranks] if to is None or self.is_at(to) else None
+        if to is None:
+            self._dist.all_gather(every, padded, group=self._process_group)
+        else:
+            self._dist.gather(padded, every, dst=to, group=self._process_group)
         if every is None:
             return None
         return [
