@@ -79,7 +79,8 @@ static void spread(tchi_factor_batch *f, double share, double *load, int32_t par
     }
 }
 
-void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
+/* Assigns every factor of the group a step of the interval, balancing cost. */
+static void plan_refreshes(tch_optimizer *optimizer, int32_t group, int32_t period)
 {
     const double rounding = 1.0 + 1e-9; /* the sum is rounded; without slack a factor that fits would be left out */
     double load[MOST_PERIOD] = {0.0};
@@ -195,7 +196,7 @@ tch_status tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int
     for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
         tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
         if (f->phases != g->config.shampoo.precondition_frequency) {
-            tchi_refresh_plan(optimizer, group, g->config.shampoo.precondition_frequency);
+            plan_refreshes(optimizer, group, g->config.shampoo.precondition_frequency);
         }
         for (int64_t k = 0; k < f->count; k++) {
             f->refresh[k] = needs_refresh(optimizer, now, &g->config, f, k);

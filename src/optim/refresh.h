@@ -6,9 +6,6 @@
 #include "optimizer.h"
 #include "rects.h"
 
-/* Assigns every factor of the group a step of the interval, balancing cost. Also used by benchmarks. */
-void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
-
 /* Marks the factors of the group to refresh in this step; `any`: there are some. Adaptive refresh by norm reads the
  * previous step's norms, so it may wait for that step. */
 tch_status tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool *any);
