@@ -135,60 +135,69 @@ static float short_of(emulator_operand type, uint16_t bits)
     return type == EMULATOR_F16 ? from_f16(bits) : float_of((uint32_t)bits << 16);
 }
 
-/* 32 bytes that lie together: 16 steps of the contraction, or 8 of TF32. */
-static void read_row(const operand *o, uint32_t address, float line[16])
+/* A line of an operand as it lies in memory, and its numbers. Each of 32 threads reads every line of B at the moment at
+ * which it waits, and converts it only where other bytes lie there than the last time. */
+typedef struct known_line {
+    emulator_operand type;
+    uint16_t bits[16];
+    float numbers[16];
+} known_line;
+
+static void convert_line(known_line *line)
 {
-    for (uint32_t chunk = 0; chunk < 2; chunk++) {
-        const char *from = operand_at(o, address + 16 * chunk, 16);
-        uint32_t words[4];
-        uint16_t shorts[8];
-        memcpy(words, from, sizeof words);
-        memcpy(shorts, from, sizeof shorts);
-        for (int i = 0; i < 4 && o->type == EMULATOR_TF32; i++) {
-            line[4 * chunk + (uint32_t)i] = float_of(words[i] & 0xFFFFE000u);
-        }
-        for (int i = 0; i < 8 && o->type != EMULATOR_TF32; i++) {
-            line[8 * chunk + (uint32_t)i] = short_of(o->type, shorts[i]);
-        }
+    for (int i = 0; i < 16 && line->type != EMULATOR_TF32; i++) {
+        line->numbers[i] = short_of(line->type, line->bits[i]);
+    }
+    for (int i = 0; i < 8 && line->type == EMULATOR_TF32; i++) {
+        uint32_t word;
+        memcpy(&word, &line->bits[2 * i], sizeof word);
+        line->numbers[i] = float_of(word & 0xFFFFE000u);
     }
 }
 
-/* Line i of the operand, which is a row of A or of B': all steps of the contraction. */
-static void read_line(const operand *o, int i, float line[16])
+/* Line i of the operand, which is a row of A or of B': all steps of the contraction, 16, or 8 of TF32. They lie
+ * together in 32 bytes, or 128 bytes apart. */
+static const float *read_line(const operand *o, int i, known_line *line)
 {
-    if (!o->by_columns) {
-        read_row(o, o->first + (uint32_t)(i / 8) * o->rows_apart + (uint32_t)(i % 8) * 128, line);
-        return;
+    uint16_t bits[16];
+    for (uint32_t chunk = 0; chunk < 2 && !o->by_columns; chunk++) {
+        uint32_t address = o->first + (uint32_t)(i / 8) * o->rows_apart + (uint32_t)(i % 8) * 128 + 16 * chunk;
+        memcpy(bits + 8 * chunk, operand_at(o, address, 16), 16);
     }
-    for (uint32_t k = 0; k < 16; k++) {
+    for (uint32_t k = 0; k < 16 && o->by_columns; k++) {
         uint32_t address = o->first + (uint32_t)(i / 64) * o->boxes_apart + k / 8 * o->rows_apart + k % 8 * 128;
-        uint16_t bits;
-        memcpy(&bits, operand_at(o, address + (uint32_t)(i % 64) * 2, sizeof bits), sizeof bits);
-        line[k] = short_of(o->type, bits);
+        memcpy(&bits[k], operand_at(o, address + (uint32_t)(i % 64) * 2, sizeof *bits), sizeof *bits);
     }
+    if (line->type != o->type || memcmp(line->bits, bits, sizeof bits) != 0) {
+        line->type = o->type;
+        memcpy(line->bits, bits, sizeof bits);
+        convert_line(line);
+    }
+    return line->numbers;
 }
 
-/* This thread's part: of rows 16 w + g and 8 more, columns 8 j + 2 t and the next. */
+/* This thread's part: of rows 16 w + g and 8 more, columns 8 j + 2 t and the next. Lines of B are kept by the place of
+ * their operand, since a thread runs ahead of the others by several. */
 static void multiply(const queued_product *q)
 {
+    static _Thread_local known_line known[64][256];
     const emulator_wgmma *p = &q->product;
     operand b = operand_of(p->b, p, p->order != EMULATOR_BY_ROWS);
     int depth = p->type == EMULATOR_TF32 ? 8 : 16;
     int thread = emulator_thread() % 128;
     int row = thread / 32 * 16 + thread % 32 / 4;
-    float left[2][16];
-    float right[16];
-    if (p->rows != NULL) {
-        memcpy(left, q->rows, sizeof left);
-    } else {
+    known_line own[2] = {0};
+    const float *left[2] = {q->rows[0], q->rows[1]};
+    if (p->rows == NULL) {
         operand a = operand_of(p->a, p, p->order == EMULATOR_BY_COLUMNS);
-        read_line(&a, row, left[0]);
-        read_line(&a, row + 8, left[1]);
+        left[0] = read_line(&a, row, &own[0]);
+        left[1] = read_line(&a, row + 8, &own[1]);
     }
     for (int c = 0; c < p->cols / 4; c++) {
         float *low = &p->sums[c / 2 * 4 + c % 2];
         float sums[2] = {p->add ? low[0] : 0.0f, p->add ? low[2] : 0.0f};
-        read_line(&b, c / 2 * 8 + thread % 4 * 2 + c % 2, right);
+        int col = c / 2 * 8 + thread % 4 * 2 + c % 2;
+        const float *right = read_line(&b, col, &known[b.first / 16 * 2654435761u >> 26][col]);
         for (int k = 0; k < depth; k++) {
             sums[0] += left[0][k] * right[k];
             sums[1] += left[1][k] * right[k];

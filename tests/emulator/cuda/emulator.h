@@ -43,11 +43,9 @@ static __attribute__((unused)) void named_sync(int number, int threads)
 /* The records of all lanes of the warp. */
 template <typename T> struct records {
     const unsigned char *at;
-    T operator[](int lane) const
+    const T &operator[](int lane) const
     {
-        T record;
-        memcpy(&record, at + lane * EMULATOR_RECORD, sizeof record);
-        return record;
+        return *(const T *)(at + lane * EMULATOR_RECORD);
     }
 };
 

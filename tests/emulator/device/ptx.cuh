@@ -98,17 +98,26 @@ static inline float half_at(uint32_t pair, int which, bool brain)
     return brain ? brain_to_float(bits) : half_to_float(bits);
 }
 
+/* The same as numbers, which each lane converts once for all that read them. */
+struct float_fragments {
+    float a[4][2], b[2][2];
+};
+
 static inline void multiply_halves(float c[4], const uint32_t a[4], const uint32_t b[2], bool brain)
 {
-    records<half_fragments> all = exchange_records(half_fragments{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+    float_fragments mine;
+    for (int i = 0; i < 8; i++) {
+        mine.a[i / 2][i % 2] = half_at(a[i / 2], i % 2, brain);
+        mine.b[i / 2 % 2][i % 2] = half_at(b[i / 2 % 2], i % 2, brain);
+    }
+    records<float_fragments> all = exchange_records(mine);
     int g = (int)lane() / 4, t = (int)lane() % 4;
     for (int k = 0; k < 16; k++) {
-        half_fragments row = all[4 * g + k % 8 / 2];
-        float left[2] = {half_at(row.a[k / 8 * 2], k % 2, brain), half_at(row.a[k / 8 * 2 + 1], k % 2, brain)};
+        const float_fragments &row = all[4 * g + k % 8 / 2];
         for (int j = 0; j < 2; j++) {
-            float right = half_at(all[4 * (2 * t + j) + k % 8 / 2].b[k / 8], k % 2, brain);
-            c[j] += left[0] * right;
-            c[2 + j] += left[1] * right;
+            float right = all[4 * (2 * t + j) + k % 8 / 2].b[k / 8][k % 2];
+            c[j] += row.a[k / 8 * 2][k % 2] * right;
+            c[2 + j] += row.a[k / 8 * 2 + 1][k % 2] * right;
         }
     }
 }
@@ -158,7 +167,7 @@ static __device__ inline void tchi_mma_tf32(float c[4], const uint32_t a[4], con
     int g = (int)tchi::lane() / 4, t = (int)tchi::lane() % 4;
     auto cut = [](uint32_t bits) { return __uint_as_float(bits & 0xFFFFE000u); };
     for (int k = 0; k < 8; k++) {
-        tchi::half_fragments row = all[4 * g + k % 4];
+        const tchi::half_fragments &row = all[4 * g + k % 4];
         for (int j = 0; j < 2; j++) {
             float right = cut(all[4 * (2 * t + j) + k % 4].b[k / 4]);
             c[j] += cut(row.a[k / 4 * 2]) * right;
@@ -197,7 +206,7 @@ template <int count> static inline void multiply_doubles(double c[4], const doub
     records<double_fragments<count>> all = exchange_records(mine);
     int g = (int)lane() / 4, t = (int)lane() % 4;
     for (int k = 0; k < 4 * count; k++) {
-        double_fragments<count> row = all[4 * g + k % 4];
+        const double_fragments<count> &row = all[4 * g + k % 4];
         for (int j = 0; j < 2; j++) {
             double right = all[4 * (2 * t + j) + k % 4].b[k / 4];
             c[j] = fma(row.a[k / 4 * 2], right, c[j]);
