@@ -174,7 +174,7 @@ bool test_limits_next(test_limits *l, tch_status status)
     if (l->little && l->limit == 0) {
         CHECK_OK(tch_memory_trim(l->context, 0));
     }
-    l->limit = l->little ? l->limit + l->limit / 8 + 256 : INT64_MAX;
+    l->limit = l->little ? l->limit + l->limit / 4 + 256 : INT64_MAX;
     CHECK_OK(tch_context_set_workspace_limit(l->context, l->little ? l->limit : 0));
     return true;
 }
