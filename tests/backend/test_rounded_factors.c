@@ -33,6 +33,12 @@ static bool is_left_out(int i)
     return (device_is_emulated() || test_on_cpu()) && i >= EMULATED;
 }
 
+/* An emulated device takes all weights with the first case, and one with each of the others. */
+static bool has_weight(int i, int w)
+{
+    return !device_is_emulated() || i == 0 || w == i % 2;
+}
+
 static void mirror(const batch *b)
 {
     for (int64_t e = 0; e < b->m.batch * b->m.rows * b->m.cols; e++) {
@@ -139,7 +145,9 @@ TEST(factors_take_gradients_in)
     static const double weights[][2] = {{0.25, 0.75}, {1.0, 0.0}, {0.0, 1.0}};
     for (int i = 0; i < CASES; i++) {
         for (int w = 0; w < 3 && !is_left_out(i); w++) {
-            check_case(*state, &cases[i], weights[w], 2900 + 10 * (uint64_t)i);
+            if (has_weight(i, w)) {
+                check_case(*state, &cases[i], weights[w], 2900 + 10 * (uint64_t)i);
+            }
         }
     }
 }
@@ -283,7 +291,9 @@ TEST(both_factors_take_gradients_in)
     static const double weights[][2] = {{0.25, 0.75}, {1.0, 0.0}, {0.0, 1.0}};
     for (int i = 0; i < (device_is_emulated() || test_on_cpu() ? (int)PAIR_EMULATED : (int)PAIR_CASES); i++) {
         for (int w = 0; w < (i < PAIR_EMULATED ? 3 : 1); w++) {
-            check_pair(*state, &pair_cases[i], weights[w], 5900 + 10 * (uint64_t)i);
+            if (has_weight(i, w)) {
+                check_pair(*state, &pair_cases[i], weights[w], 5900 + 10 * (uint64_t)i);
+            }
         }
     }
 }

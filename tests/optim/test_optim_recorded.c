@@ -293,11 +293,13 @@ TEST(soap)
     config.shampoo.precondition_frequency = 3;
     config.soap.normalize_grads = 1;
     config.shampoo.merge_dims = 0;
-    check_all_changes(config, TCH_FLOAT32, TCH_BFLOAT16, "soap, bases every third step, bfloat16 gradients");
+    if (!is_emulated()) {
+        check_all_changes(config, TCH_FLOAT32, TCH_BFLOAT16, "soap, bases every third step, bfloat16 gradients");
+    }
     config.shampoo.max_preconditioner_dim = 32;
     config.soap.block = 1;
     config.memory.budget = 64 * 1024;
-    check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "soap in blocks, few at a time");
+    check_all_changes(config, TCH_FLOAT32, is_emulated() ? TCH_BFLOAT16 : TCH_FLOAT32, "soap in blocks, few at a time");
 }
 
 TEST(shampoo)
@@ -311,7 +313,9 @@ TEST(shampoo)
     config.shampoo.grafting = TCH_GRAFTING_ADAM;
     config.momentum = 0.5;
     config.nesterov = 1;
-    check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo with grafting and momentum");
+    if (!is_emulated()) {
+        check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo with grafting and momentum");
+    }
     config.shampoo.merge_dims = 0;
     config.shampoo.start_preconditioning_step = 4;
     config.shampoo.stagger = 0;
