@@ -168,7 +168,6 @@ TEST(large_stacks)
     if (!test_on_cpu()) {
         skip();
     }
-    keep_across_a_barrier(*state, 1000);
     keep_across_a_barrier(*state, 20000);
     keep_across_a_barrier(*state, 250000);
     keep_across_a_barrier(*state, 10);
@@ -275,7 +274,7 @@ TEST_ALONE(little_memory, NULL, NULL)
 /* Kernels of one name, alive at once, keep to their own code, also when one of them goes. */
 TEST(several_kernels)
 {
-    enum { KERNELS = 5 };
+    enum { KERNELS = 2 };
     tch_kernel *kernels[KERNELS];
     int64_t one = 1;
     test_tensor *y = test_tensor_make(*state, TCH_INT32, 1, &one, LAYOUT_CONTIGUOUS);
