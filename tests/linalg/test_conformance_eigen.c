@@ -290,7 +290,7 @@ static void fill_awkward(int which, int64_t n, double huge, double *a)
 /* The largest for several threads to work on one matrix. */
 TEST(awkward_matrices)
 {
-    static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257, 450};
+    static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257, 385};
     for (size_t i = 0; i < AWKWARD * TEST_COUNT(sizes); i++) {
         int64_t n = sizes[i / AWKWARD];
         int which = (int)(i % AWKWARD);
