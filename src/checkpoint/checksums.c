@@ -1,9 +1,8 @@
-/* The checksums of a header: see checksums.h. Each item that the header's own covers is a row of words, each word ended
- * by NUL, which no word contains.
+/* The checksums of a header. Each item covered by the header's own is a row of words, each terminated by NUL, which no
+ * word contains.
  *
- * Of a header that was read: tensors without a checksum are let pass, as of programs that know nothing of it; what has
- * one must be there, and be as it was: a checksum whose tensor is gone, or checksums without that of the header, cannot
- * come from our writer. */
+ * On reading, tensors without a checksum are accepted, as from programs that do not know it; a checksum without its
+ * tensor, or without that of the header, cannot come from this writer and is an error. */
 #include "checksums.h"
 
 #include <stdio.h>
@@ -18,7 +17,7 @@
 
 #define WORD_SIZE 32 /* of a number */
 
-/* Settings before tensors, each by the bytes of their names. */
+/* Settings before tensors, each ordered by the bytes of their names. */
 static int in_order(const void *a, const void *b)
 {
     const tchi_covered *x = a;

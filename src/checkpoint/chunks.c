@@ -1,4 +1,3 @@
-/* See chunks.h. */
 #include "chunks.h"
 
 #include <string.h>
@@ -16,7 +15,7 @@ int64_t tchi_buffer_bytes(const tch_tensor *tensor)
     return bytes < TCHI_BUFFER_BYTES ? bytes : TCHI_BUFFER_BYTES;
 }
 
-/* `count` elements from one spacing, in bytes, to another. The sizes are spelled out so that each becomes one move. */
+/* Moves `count` elements between two strides, in bytes. Constant sizes compile to single moves. */
 static void move_row(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t count, size_t size)
 {
     for (int64_t i = 0; i < count; i++, to += to_step, from += from_step) {
@@ -36,10 +35,9 @@ static void move_row(char *to, int64_t to_step, const char *from, int64_t from_s
     }
 }
 
-/* Columns that are moved together. Where a column lies apart from the next, each of their elements is a cache line of
- * its own, which the rows that follow use again if it is still there. A transposed float32 matrix of 8192 by 8192, to
- * and from a file in memory: whole rows 0.27 and 0.27 GB/s, blocks of 64 0.70 and 0.43, of 32 0.92 and 0.63, of 16 1.1
- * and 0.67, of 8 0.90 and 1.1. */
+/* Columns moved together. If columns are not contiguous, each element is in another cache line, which the following
+ * rows reuse while it is cached. A transposed float32 matrix of 8192 by 8192, to and from a file in memory: whole rows
+ * 0.27 and 0.27 GB/s, blocks of 64 0.70 and 0.43, of 32 0.92 and 0.63, of 16 1.1 and 0.67, of 8 0.90 and 1.1. */
 #define BLOCK 8
 
 /* The last two dimensions of a tensor, beginning at `element`. */
@@ -66,7 +64,7 @@ static void move_matrix(const tch_tensor *tensor, char *element, char *packed, b
     }
 }
 
-/* The elements of dimensions `dimension` and on, which begin at `element`, to and from `packed`. */
+/* Moves dimensions `dimension` and up, from `element` on, to or from `packed`. */
 static void move_elements(const tch_tensor *tensor, int32_t dimension, char *element, char *packed, bool pack)
 {
     if (dimension >= tensor->ndim - 2) {

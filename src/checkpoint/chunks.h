@@ -6,18 +6,18 @@
 
 #include "core/tensor.h"
 
-/* Elements of a tensor in host memory to and from row-major order without gaps. */
+/* Copies elements between host memory and contiguous row-major order. */
 void tchi_pack(const tch_tensor *tensor, char *packed);
 void tchi_unpack(const tch_tensor *tensor, const char *packed);
 
-/* Whether the tensor's memory is what a file holds, byte for byte. */
+/* Whether the tensor's memory equals the bytes in a file. */
 bool tchi_is_plain(const tch_tensor *tensor);
 
-/* Elements pass through a buffer of this size. Reasoned, not tuned: it is written to a disk of 5 GB/s in 3 ms, a
- * thousand times what a system call or the start of a copy costs, and small beside any model. */
+/* The size of staging buffers; reasoned, not tuned: a disk of 5 GB/s writes it in 3 ms, a thousand times the cost of a
+ * system call or of starting a copy. */
 #define TCHI_BUFFER_BYTES ((int64_t)16 << 20)
 
-/* What a buffer for this tensor needs, at most; 0 when it needs none. */
+/* Upper bound of the buffer for this tensor; 0 if it needs none. */
 int64_t tchi_buffer_bytes(const tch_tensor *tensor);
 
 #endif

@@ -1,11 +1,11 @@
-/* The table of element types: all that the format had in version 0.8 of its library. A type is read and written as soon
- * as tensors can have it (tch_dtype_size); until then it is only named and measured. */
+/* Element types of the format, as of version 0.8 of its library. Types without a tch_dtype_size are named and measured,
+ * but not loaded. */
 #include "format.h"
 
 #include <stddef.h>
 #include <string.h>
 
-/* DLPack's codes for types that the library has no tensors of. */
+/* DLPack's codes for types that tensors cannot have. */
 enum {
     DL_COMPLEX = 5,
     DL_BOOL = 6,

@@ -1,5 +1,4 @@
-/* From the text of a header to tensors and settings that can be believed. The rules are the format's, and strict: a
- * member that it does not know is an error and not a surprise for later. */
+/* Parses and validates a header. The rules of the format are strict: an unknown member is an error. */
 #include "header.h"
 
 #include <stdlib.h>
@@ -36,7 +35,7 @@ static tch_status read_shape(tchi_json *json, tchi_header *header, tchi_stored *
         } while (tchi_json_accept(json, ','));
         TCHI_TRY(tchi_json_expect(json, ']'));
     }
-    stored->ndim = (int32_t)(header->sizes.count - stored->first_size); /* a header of 100 MB has no 2^31 */
+    stored->ndim = (int32_t)(header->sizes.count - stored->first_size); /* a header of 100 MB has fewer than 2^31 */
     return TCH_OK;
 }
 
@@ -70,8 +69,8 @@ static tch_status read_field(tchi_json *json, tchi_header *header, tchi_stored *
                             : read_offsets(json, stored);
 }
 
-/* Bytes that a shape of this type takes; -1 when they are no whole number, or the product of the sizes, in their order,
- * or the bits do not fit in 64 bits: the same as the format's own library refuses, of empty tensors too. */
+/* Bytes of a shape of this type; -1 if not a whole number, or if the product of the sizes, in order, or the bits
+ * overflow 64 bits: as in the format's library, also for empty tensors. */
 static int64_t bytes_of(const int64_t *sizes, int32_t ndim, int32_t bits)
 {
     uint64_t total = 1;
@@ -160,7 +159,7 @@ static const char *setting_of(const tchi_header *header, const char *key)
     return number < 0 ? NULL : ((const tchi_setting *)header->settings.items)[number].value;
 }
 
-/* Files of others say nothing of our version, and need not. */
+/* Files of other programs have no version. */
 static tch_status check_version(const tchi_header *header, const char *path)
 {
     const char *format = setting_of(header, TCHI_FORMAT_KEY);
@@ -206,7 +205,7 @@ static tch_status read_members(tchi_json *json, tchi_header *header, int64_t dat
     return tchi_json_expect(json, '}');
 }
 
-/* Tensors without elements may share a place; names are in the order of the header then. */
+/* Empty tensors may have the same offset; they are then in the order of the header. */
 static int by_place(const void *a, const void *b)
 {
     const tchi_stored *x = a;
@@ -220,7 +219,7 @@ static int by_place(const void *a, const void *b)
     return (x->name > y->name) - (x->name < y->name);
 }
 
-/* The header may list the tensors in any order; in the file they follow each other without gaps. */
+/* The header may list tensors in any order; in the file they are contiguous. */
 static tch_status check_cover(const tchi_header *header, const char *path, int64_t data_bytes)
 {
     const tchi_stored *tensors = header->tensors.items;

@@ -1,4 +1,4 @@
-/* The header of a file that was opened, checked and in a form to ask. */
+/* The validated header of an open file. */
 #ifndef TCHI_CHECKPOINT_HEADER_H
 #define TCHI_CHECKPOINT_HEADER_H
 
@@ -17,13 +17,13 @@ typedef struct tchi_stored {
     const char *name;
     const tchi_file_type *type;
     int32_t ndim;
-    int32_t file;       /* of an index: which of its files has it */
-    int64_t first_size; /* number of its first size in `sizes` */
-    int64_t begin;      /* its bytes, counted from the end of the header */
+    int32_t file;       /* index of the file that contains it, for an index */
+    int64_t first_size; /* index of its first size in `sizes` */
+    int64_t begin;      /* offsets of its bytes from the end of the header */
     int64_t end;
     bool has_checksum;
     uint32_t checksum;  /* of those bytes */
-    atomic_bool viewed; /* they were compared with it once: the one thing that changes while a file is open */
+    atomic_bool viewed; /* verified once: the only mutable state of an open file */
 } tchi_stored;
 
 typedef struct tchi_setting {
@@ -32,8 +32,8 @@ typedef struct tchi_setting {
 } tchi_setting;
 
 typedef struct tchi_header {
-    tchi_list tensors;        /* tchi_stored, as they follow each other in the file */
-    tchi_list sizes;          /* int64_t: all shapes, one after the other */
+    tchi_list tensors;        /* tchi_stored, in file order */
+    tchi_list sizes;          /* int64_t: all shapes, concatenated */
     tchi_list settings;       /* tchi_setting */
     tchi_names names;         /* of tensors */
     tchi_names keys;          /* of settings */
@@ -50,18 +50,18 @@ typedef struct tchi_header {
         }                                                                                                              \
     }
 
-/* Reads and checks everything: afterwards the tensors cover the `data_bytes` behind the header, each byte once, and
- * every shape fits its bytes; and the header is the one that was written, where it has a checksum. Names and texts lie
- * in `text`, which is written to. Release the header also when this fails. */
+/* Parses and checks everything: afterwards the tensors cover the `data_bytes` after the header, each byte once, every
+ * shape fits its bytes, and the header matches its checksum, if it has one. Names and texts point into `text`, which is
+ * modified. Release the header even if this fails. */
 tch_status tchi_header_read(tchi_header *header, const char *path, char *text, int64_t length, int64_t data_bytes);
 void tchi_header_release(tchi_header *header);
 
 /* --- checksums.c ------------------------------------------------------------------------------------------------- */
 
-/* Whether the setting is a checksum, which is then noted and is no setting. */
+/* Whether the setting is a checksum, which is then stored separately. */
 tch_status tchi_header_note(tchi_header *header, const char *path, const tchi_setting *setting, bool *is_checksum);
 
-/* Gives the tensors their checksums and compares the header with its own. */
+/* Assigns checksums to tensors and verifies that of the header. */
 tch_status tchi_header_check(tchi_header *header, const char *path);
 
 #endif

@@ -1,9 +1,9 @@
-/* An index: which of several files has which tensor. The layout is the one that sharded models have everywhere,
+/* An index: maps tensors to several files, in the common layout of sharded models,
  *
  *     {"metadata": {...}, "weight_map": {"layer1.weight": "model-00001-of-00002.safetensors", ...}}
  *
- * and the files are opened as any other. A file is named by the last part of its path alone, and lies beside the
- * index: a name that leads elsewhere is refused. */
+ * Files are opened like any other. They are named without a folder, and are in the folder of the index: other paths are
+ * rejected. */
 #include <string.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@
 #include "reader.h"
 #include "text.h"
 
-#define MOST_INDEX_BYTES ((int64_t)1 << 30) /* ten million names, and no more memory than that for a wrong file */
+#define MOST_INDEX_BYTES ((int64_t)1 << 30) /* ten million names; limits the memory for a wrong file */
 
 bool tchi_is_index(const char *path)
 {
@@ -61,7 +61,7 @@ static tch_status skip_scalar(tchi_json *json)
     return json->at > before ? TCH_OK : tchi_json_fail(json, "expected a value");
 }
 
-/* Passes over a value that nobody asks for, of any kind and depth: other programs put there what they like. */
+/* Skips an unused value of any kind and depth, as other programs may store. */
 static tch_status skip_value(tchi_json *json)
 {
     int64_t depth = 0;
@@ -77,7 +77,7 @@ static tch_status skip_value(tchi_json *json)
     return TCH_OK;
 }
 
-/* The file lies beside the index, whatever the index says. */
+/* Files are in the folder of the index, whatever the index says. */
 static tch_status check_file_name(const tchi_json *json, const char *name)
 {
     if (name[0] == '\0' || name[0] == '.' || strchr(name, '/') != NULL) {
@@ -100,7 +100,7 @@ static tch_status read_entry(tchi_json *json, tchi_index_text *text)
         TCHI_TRY(tchi_list_add(&text->files, &file));
         TCHI_TRY(tchi_names_add(&text->names, file, number));
     }
-    entry.file = (int32_t)number; /* an index of 1 GiB has no 2^31 */
+    entry.file = (int32_t)number; /* an index of 1 GiB has fewer than 2^31 */
     return tchi_list_add(&text->map, &entry);
 }
 
@@ -213,7 +213,7 @@ static tch_status add_tensor(tch_checkpoint *c, const mapped *entry)
     return tchi_names_add(&h->names, stored->name, h->tensors.count - 1);
 }
 
-/* What several files say is taken from the first. */
+/* Settings of several files are those of the first. */
 static tch_status add_settings(tchi_header *h, const tchi_header *file)
 {
     const tchi_setting *settings = file->settings.items;
@@ -250,7 +250,7 @@ static tch_status put_together(tch_checkpoint *c, const tchi_index_text *text)
     return tchi_index_finish(c);
 }
 
-/* Asked while the index that was read is still open, so that another cannot have its number. */
+/* Called while the previous index is still open, so that its inode number is not reused. */
 static bool is_replaced(const char *path, const struct stat *read)
 {
     struct stat now;

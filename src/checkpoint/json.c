@@ -1,5 +1,5 @@
-/* The tokens of a header: see json.h. A decoded string is never longer than its spelling, and the NUL takes the place
- * of the closing quote or of something before it; so decoding in place cannot reach what is still to be read. */
+/* The tokens of a header. Strings are decoded in place: a decoded string is never longer than its spelling, and its NUL
+ * replaces the closing quote or something before it. */
 #include "json.h"
 
 #include <stdarg.h>
@@ -29,7 +29,7 @@ static void skip_space(tchi_json *json)
     }
 }
 
-/* What stands at the place, for a message. */
+/* Describes the next token for a message. */
 static const char *found(const tchi_json *json, char text[FOUND_SIZE])
 {
     if (json->at >= json->length) {
@@ -82,7 +82,7 @@ static tch_status hex_digits(tchi_json *json, uint32_t *value)
     return TCH_OK;
 }
 
-/* Behind \u: one character, which is two escapes when it is above U+FFFF. */
+/* After \u: a character, which is two escapes above U+FFFF. */
 static tch_status unicode_escape(tchi_json *json, uint32_t *character)
 {
     TCHI_TRY(hex_digits(json, character));
@@ -126,7 +126,7 @@ static tch_status escape(tchi_json *json, uint32_t *character)
     return tchi_json_fail(json, "an escape that JSON does not have");
 }
 
-/* One character of a string from its spelling at `at` to `out`, which it moves on. */
+/* Decodes one character of a string from `at` to `out`, and advances both. */
 static tch_status character(tchi_json *json, int64_t *out)
 {
     char *text = json->text;

@@ -1,5 +1,5 @@
-/* Names to numbers, by open addressing. The hash is the name read as a polynomial at a random point of the field of
- * integers modulo 2^61 - 1: two names of n bytes agree for at most n of all points. */
+/* A hash table with open addressing. The hash is the name as a polynomial at a random point of the integers modulo 2^61
+ * - 1: two names of n bytes collide for at most n of all points. */
 #include "names.h"
 
 #include <string.h>
@@ -14,7 +14,7 @@
 
 __extension__ typedef unsigned __int128 wide;
 
-/* (a b + c) mod 2^61 - 1, for a and b below 2^61 and a small c: the bits above the 61st count as much as the lowest. */
+/* (a b + c) mod 2^61 - 1, for a and b below 2^61 and a small c: bits above 2^61 are added to the lowest. */
 static uint64_t multiply_add(uint64_t a, uint64_t b, uint64_t c)
 {
     wide product = (wide)a * b + c;
@@ -31,7 +31,7 @@ static uint64_t hash_of(uint64_t key, const char *name)
     return hash;
 }
 
-/* The slot of the name, or the free one where it would be. */
+/* The slot of the name, or the free slot for it. */
 static tchi_name *slot_of(const tchi_names *names, const char *name, uint64_t hash)
 {
     uint64_t mask = (uint64_t)names->room - 1;

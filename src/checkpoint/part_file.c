@@ -1,5 +1,4 @@
-/* Writing a file so that its name never stands for half of it: see part_file.h. The order of the last steps is what
- * matters: bytes to the disk, then the name, then the folder to the disk. */
+/* Atomic writing of files. The order of the last steps matters: sync the bytes, rename, sync the folder. */
 #include "part_file.h"
 
 #include <dirent.h>
@@ -17,14 +16,14 @@
 
 _Static_assert(sizeof(off_t) == 8, "a checkpoint may be larger than 2 GiB");
 
-/* A name is drawn from 2^64, so a second attempt is rare and a tenth means that something else is wrong. */
+/* Names have 64 random bits, so a second attempt is rare and a tenth indicates another problem. */
 #define ATTEMPTS 10
 
 /* --- leftovers ---------------------------------------------------------------------------------------------------- */
 
-/* Temporary files that a killed process left behind. One is removed when all of this holds: it has the name of one, it
- * belongs to this user, nothing was written to it for an hour, and it is not locked. The lock alone would not do: some
- * network file systems keep locks local to a machine, and then the files that other ranks are writing look free. */
+/* Temporary files of killed processes are removed if all of this holds: the name is that of a temporary file, it
+ * belongs to this user, it was not written for an hour, and it is not locked. The lock alone is not enough: on some
+ * network file systems locks are local to a machine, and files of other ranks look unlocked. */
 #define ABANDONED_S 3600
 
 static bool is_part_name(const char *name)
@@ -52,8 +51,8 @@ static void remove_if_abandoned(int folder, const char *name, time_t now)
     close(file);
 }
 
-/* Locks the temporary file that was just created, and removes the leftovers beside it. What cannot be removed stays.
- * The time is that of the file system: its clock may differ from ours. */
+/* Locks the new temporary file and removes leftovers, ignoring errors. Ages are by the file system's clock, which may
+ * differ from ours. */
 static void remove_leftovers(int folder, int file)
 {
     struct stat created;
@@ -96,7 +95,7 @@ static tch_status open_folder(tchi_part_file *part)
     return part->folder < 0 ? fail_part(part, "its folder cannot be opened", errno) : TCH_OK;
 }
 
-/* What is there must be a file: a rename would also replace a device. */
+/* An existing path must be a file: a rename would also replace a device. */
 static tch_status check_target(tchi_part_file *part)
 {
     struct stat target;
@@ -118,9 +117,8 @@ static tch_status check_target(tchi_part_file *part)
     return TCH_OK;
 }
 
-/* A new file is made like any other, with what the umask and the folder leave of all permissions. One that replaces
- * another is for our eyes only until it is whole and gets the other's permissions: these may be stricter, and somebody
- * who opens a file keeps it open. */
+/* A new file has the permissions of the umask and the folder. One that replaces another is private until it is
+ * complete, and then gets the other's permissions, which may be stricter: an early reader would keep it open. */
 static int create_file(tchi_part_file *part)
 {
     mode_t mode = part->permissions.replaces ? S_IRUSR | S_IWUSR : 0666;
@@ -179,7 +177,7 @@ tch_status tchi_part_file_write(tchi_part_file *part, int64_t at, const void *by
     return TCH_OK;
 }
 
-/* Some file systems have no such thing as a folder on the disk, and say so. */
+/* Some file systems cannot sync a folder, and report that. */
 static tch_status sync_folder(const tchi_part_file *part)
 {
     if (fsync(part->folder) == 0 || errno == EINVAL || errno == ENOTSUP) {
@@ -188,8 +186,8 @@ static tch_status sync_folder(const tchi_part_file *part)
     return fail_part(part, "the file is complete, but its folder could not be written to the disk", errno);
 }
 
-/* The permissions of the file it replaces, which somebody may have chosen. Those of the group are for the group that it
- * had: where we may not give the file to it, ours gets no more than everybody. */
+/* Sets the permissions of the replaced file. Those of the group apply to its group: if the file cannot be given to it,
+ * our group gets at most the permissions of others. */
 static tch_status give_permissions(const tchi_part_file *part)
 {
     struct stat now;
@@ -222,7 +220,7 @@ tch_status tchi_part_file_commit(tchi_part_file *part)
     return sync_folder(part);
 }
 
-/* The lock goes with the descriptor, and so after the name. */
+/* The lock ends with the descriptor, after the rename. */
 void tchi_part_file_close(tchi_part_file *part)
 {
     if (part->name[0] != '\0') {

@@ -1,5 +1,5 @@
-/* Tensors out of an open file: as views of the mapping, and as copies. Copies are read with system calls and not
- * through the mapping: when the file has been cut short they fail, where the mapping would end the process. */
+/* Reads tensors of an open file, as views of the mapping or as copies. Copies use system calls: if the file was
+ * truncated they fail, while the mapping would kill the process. */
 #include <stdio.h>
 
 #include "checksums.h"
@@ -24,7 +24,7 @@ static tch_status compare_checksum(const tch_checkpoint *checkpoint, const tchi_
                      checkpoint->path, tchi_quote(stored->name).text, (unsigned)found, (unsigned)stored->checksum);
 }
 
-/* The tensor of this name; NULL where there is none, and why in `status`. */
+/* The tensor of this name; NULL with the reason in `status`. */
 static tchi_stored *find_tensor(const char *function, const tch_checkpoint *checkpoint, const char *name,
                                 tch_status *status)
 {
@@ -37,7 +37,7 @@ static tchi_stored *find_tensor(const char *function, const tch_checkpoint *chec
     return (tchi_stored *)checkpoint->header.tensors.items + number;
 }
 
-/* The same, if there can be a tch_tensor of its type and rank. */
+/* The same, if tensors can have its type and rank. */
 static tchi_stored *find_loadable(const char *function, const tch_checkpoint *checkpoint, const char *name,
                                   tch_status *status)
 {
@@ -59,7 +59,7 @@ static tchi_stored *find_loadable(const char *function, const tch_checkpoint *ch
     return stored;
 }
 
-/* As it lies in the file; `data` is where the file's tensors begin in memory. */
+/* A view; `data` is the address of the file's first tensor. */
 static tch_tensor tensor_of(const tch_checkpoint *checkpoint, const tchi_stored *stored, char *data)
 {
     return tch_tensor_view(data == NULL || stored->begin == stored->end ? NULL : data + stored->begin,
@@ -88,7 +88,7 @@ tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *nam
                          "not aligned for %s; use tch_checkpoint_read",
                          tchi_quote(name).text, (long long)(file->data_begin + stored->begin), stored->type->name);
     }
-    TCHI_TRY(tchi_checkpoint_verify_once(checkpoint, stored)); /* a view costs nothing after the first */
+    TCHI_TRY(tchi_checkpoint_verify_once(checkpoint, stored)); /* later views are free */
     *view = tensor_of(checkpoint, stored, file->map + file->data_begin);
     return TCH_OK;
 }
@@ -106,7 +106,7 @@ typedef struct reading {
     int64_t buffer_bytes;
 } reading;
 
-/* The next bytes of the tensor, which are still in the cache when they are summed. */
+/* Reads the next bytes of the tensor, which are summed while cached. */
 static tch_status read_bytes(reading *r, char *to, int64_t count)
 {
     bool summed = r->stored->has_checksum;
@@ -120,7 +120,7 @@ static tch_status read_bytes(reading *r, char *to, int64_t count)
     return TCH_OK;
 }
 
-/* A copy to a device returns when the buffer may be used again. */
+/* A copy to a device synchronizes, since the buffer is reused. */
 static tch_status read_chunk(void *user, tch_tensor *chunk)
 {
     reading *r = user;
@@ -161,7 +161,7 @@ tch_status tchi_checkpoint_check_out(const char *function, const tch_context *co
                                        function);
 }
 
-/* Type and shape are the file's. */
+/* Checks type and shape. */
 static tch_status check_out(const tch_checkpoint *checkpoint, const tch_context *context, const tchi_stored *stored,
                             const tch_tensor *out)
 {
@@ -187,7 +187,7 @@ tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *co
     const tch_checkpoint *file = tchi_checkpoint_file(checkpoint, stored);
     reading r = {.checkpoint = file, .stored = stored, .context = context};
     r.at = file->data_begin + stored->begin;
-    if (stored->begin < stored->end) { /* an empty tensor may have no memory */
+    if (stored->begin < stored->end) { /* an empty tensor may have NULL memory */
         TCHI_TRY(tchi_descriptor_borrow(file, &r.descriptor));
         status = tchi_is_plain(out) ? read_bytes(&r, tchi_tensor_data(out), stored->end - stored->begin)
                                     : read_through_buffer(&r, out);
@@ -198,7 +198,7 @@ tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *co
 
 /* --- verifying --------------------------------------------------------------------------------------------------- */
 
-/* `buffer` has TCHI_SUMMED_BYTES. */
+/* `buffer` has TCHI_SUMMED_BYTES bytes. */
 static tch_status verify_through_buffer(const tch_checkpoint *checkpoint, const tchi_stored *stored, char *buffer)
 {
     const tch_checkpoint *file = tchi_checkpoint_file(checkpoint, stored);

@@ -1,5 +1,5 @@
-/* Opening and closing files, and questions about what is in them. The header is read into memory of our own and not
- * through the mapping, so that nobody can change it while it is checked. */
+/* Opens and closes files, and answers queries. The header is read into memory instead of mapped, so that it cannot
+ * change while it is checked. */
 #include "reader.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ tch_status tchi_checkpoint_bytes(int file, const char *path, int64_t offset, voi
     return TCH_OK;
 }
 
-/* O_NONBLOCK, so that a pipe does not hold us up before we see that it is one. */
+/* O_NONBLOCK: opening a pipe must not block. */
 tch_status tchi_open_file(const char *path, int *file, struct stat *status)
 {
     *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -84,7 +84,7 @@ void tchi_descriptor_return(const tch_checkpoint *file, int descriptor)
     }
 }
 
-/* Descriptors are numbered from the lowest free one on. */
+/* The system assigns the lowest free descriptor. */
 static void release_high_descriptor(tch_checkpoint *c)
 {
     struct rlimit limit;
@@ -94,7 +94,7 @@ static void release_high_descriptor(tch_checkpoint *c)
     }
 }
 
-/* The length before the header, held against the file's. */
+/* Checks the header's length against the file's. */
 static tch_status read_length(tch_checkpoint *c, int64_t file_bytes)
 {
     unsigned char prefix[TCHI_PREFIX_BYTES];
@@ -129,7 +129,7 @@ static tch_status read_header(tch_checkpoint *c, int64_t file_bytes)
     return tchi_header_read(&c->header, c->path, c->text, c->text_bytes, file_bytes - c->data_begin);
 }
 
-/* Only views need it, so a file that cannot be mapped can still be read. */
+/* Only views need the mapping: without it the file can still be read. */
 static void map_file(tch_checkpoint *c, int64_t file_bytes)
 {
     c->map_bytes = file_bytes;
@@ -152,7 +152,7 @@ static tch_status open_and_read(tch_checkpoint *c)
     return tchi_shards_find(c);
 }
 
-/* One block for the struct and, behind it, the path. */
+/* The struct and the path in one block. */
 tch_status tchi_checkpoint_make(const char *path, tch_checkpoint **checkpoint)
 {
     size_t path_bytes = strlen(path) + 1;
@@ -168,7 +168,7 @@ tch_status tchi_checkpoint_make(const char *path, tch_checkpoint **checkpoint)
     return TCH_OK;
 }
 
-/* Of an index that saves replace while it is read, and with it the files it names. */
+/* Retries while saves replace the index and its files. */
 #define MOST_ATTEMPTS 100
 
 tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint)
@@ -299,7 +299,7 @@ const char *tch_checkpoint_text(const tch_checkpoint *checkpoint, const char *ke
     return setting == NULL ? NULL : setting->value;
 }
 
-/* What the two kinds of number have in common: everything but the number. */
+/* Common to both types of numbers. */
 static tch_status find_text(const char *function, const tch_checkpoint *checkpoint, const char *key, const void *value,
                             const char **text)
 {

@@ -1,6 +1,6 @@
-/* From a writer to a file. All that can be found out beforehand, memory included, is found out before the first file is
- * made; after that only the disk and the device can fail. Checksums are known when the tensors have passed, so the
- * header is written last, into the place that was left for it: nobody sees the file before. */
+/* Saves a writer to a file. Everything that can fail in advance, including memory, is checked before the file is
+ * created; afterwards only the disk and the device can fail. Checksums are known after the tensors, so the header is
+ * written last, into space reserved for it; the file is still temporary. */
 #include <torchium/checkpoint.h>
 #include <torchium/version.h>
 
@@ -58,7 +58,7 @@ static void put_settings(tchi_json_text *out, const tch_checkpoint_writer *write
     }
 }
 
-/* `checksums` is NULL while measuring, when any digits will do. */
+/* `checksums` is NULL while measuring, with arbitrary digits. */
 static void put_checksums(tchi_json_text *out, const tch_checkpoint_writer *writer, const tchi_list *order,
                           const uint32_t *checksums, uint32_t header_checksum)
 {
@@ -72,7 +72,7 @@ static void put_checksums(tchi_json_text *out, const tch_checkpoint_writer *writ
     }
 }
 
-/* Returns where the tensor's bytes end, and so where the next one's begin. */
+/* Returns the end of the tensor's bytes, where the next begins. */
 static int64_t put_tensor(tchi_json_text *out, const tchi_added *added, int64_t begin)
 {
     tch_tensor tensor = tchi_added_tensor(added);
@@ -142,15 +142,15 @@ static void write_header(const tch_checkpoint_writer *writer, const tchi_list *o
 typedef struct saving {
     const tch_checkpoint_writer *writer;
     tch_context *context;
-    tchi_list order; /* int64_t: the tensors' numbers as they follow each other in the file */
+    tchi_list order; /* int64_t: indices of the tensors in file order */
     char *header;
     int64_t header_bytes;
     char *buffer;
     int64_t buffer_bytes;
     tchi_list checksums; /* uint32_t, in that order */
-    tchi_list covered;   /* tchi_covered: what the header's own is of */
+    tchi_list covered;   /* tchi_covered: items of the header's checksum */
     int64_t at;          /* in the file */
-    uint32_t checksum;   /* of the tensor under way */
+    uint32_t checksum;   /* of the current tensor */
     tchi_part_file *file;
 } saving;
 
@@ -179,7 +179,7 @@ static tch_status check_places(const tch_checkpoint_writer *writer, const tch_co
     return TCH_OK;
 }
 
-/* The format allows no gaps. From large elements to small ones, all of them are aligned without any. */
+/* The format has no padding: from large elements to small ones, all are aligned. */
 static tch_status put_in_order(saving *s)
 {
     s->order = (tchi_list){.item_size = sizeof(int64_t)};
@@ -203,7 +203,7 @@ static tch_status take_buffer(saving *s)
     return tchi_host_take((size_t)s->buffer_bytes, "a buffer", &s->buffer);
 }
 
-/* Everything that the header's checksum covers, with those of the tensors still to come. */
+/* Collects the items of the header's checksum; checksums of tensors are set later. */
 static tch_status take_covered(saving *s)
 {
     tchi_covered item = {0};
@@ -223,7 +223,7 @@ static tch_status take_covered(saving *s)
 
 /* --- checksums --------------------------------------------------------------------------------------------------- */
 
-/* A checksum taken by another thread while the bytes are written: what a save costs more is a start of a thread. */
+/* Another thread computes the checksum during the write: the additional cost is starting a thread. */
 typedef struct summing_bytes {
     const void *bytes;
     int64_t count;
@@ -232,7 +232,7 @@ typedef struct summing_bytes {
     pthread_t thread;
 } summing_bytes;
 
-/* Summed in 100 microseconds or less, which is what a thread may take to start on a busy machine. */
+/* Summed in at most 100 microseconds, about the time to start a thread on a busy machine. */
 #define FEW_BYTES ((int64_t)1 << 20)
 
 static void *sum_bytes(void *argument)
@@ -242,7 +242,7 @@ static void *sum_bytes(void *argument)
     return NULL;
 }
 
-/* The program's signals are for its own threads. */
+/* Signals of the program are for its own threads. */
 static bool start_beside(summing_bytes *s)
 {
     sigset_t all, before;
@@ -255,7 +255,7 @@ static bool start_beside(summing_bytes *s)
     return started;
 }
 
-/* Bytes that are few, or for which no thread can be had, are summed before this returns. */
+/* A few bytes, or all if no thread can be started, are summed before this returns. */
 static void begin_summing(summing_bytes *summing, uint32_t checksum, const void *bytes, int64_t count)
 {
     *summing = (summing_bytes){.bytes = bytes, .count = count, .checksum = checksum};
@@ -290,7 +290,7 @@ static tch_status write_bytes(saving *s, const char *bytes, int64_t count)
     return status;
 }
 
-/* A copy from a device waits for it, so the buffer is full when it returns. */
+/* A copy from a device synchronizes, so the buffer is complete. */
 static tch_status write_chunk(void *user, tch_tensor *chunk)
 {
     saving *s = user;
@@ -342,7 +342,7 @@ static tch_status write_tensors(saving *s)
     return TCH_OK;
 }
 
-/* The header comes last: it has the tensors' checksums. */
+/* The header last: it contains the tensors' checksums. */
 static tch_status write_all(saving *s)
 {
     TCHI_TRY(write_tensors(s));

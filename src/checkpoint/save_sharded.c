@@ -1,10 +1,9 @@
-/* From the writers of all ranks to one checkpoint: a file of each rank, then the index, which takes its name last.
- * Until then the old index stands, with its files beside it: those of a save have a number of their own in their names,
- * and are removed when an index has replaced the one that names them. Nothing else is ever removed, so that of two
- * processes that save to one path at once, neither removes the files of the other.
+/* Saves the writers of all ranks: a file per rank, then the index, which is renamed last. Until then the old index and
+ * its files remain: file names contain a random number per save. An index removes the files of the one it replaces and
+ * nothing else, so that two processes that save to one path do not remove each other's files.
  *
- * The ranks meet four times: to take the number, when every file is on the disk, when every file has its name, and when
- * the index has. A rank that fails goes on to the next meeting and reports it there; then all ranks stop. */
+ * Ranks meet at four barriers: to agree on the number, after every file is synced, after every file is renamed, and
+ * after the index is. A failed rank reaches the next barrier; then all ranks stop. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -29,7 +28,7 @@
 
 static const char middle[] = ".safetensors";
 
-/* The first number that a rank comes with to a meeting: permissions, whether there are any, whether it has failed. */
+/* The contribution of a rank to the first barrier: permissions, whether there are any, whether it has failed. */
 enum { REPLACES = 01000, FAILED = 02000 };
 
 typedef struct shard_save {
@@ -38,9 +37,9 @@ typedef struct shard_save {
     tch_comm *comm;
     const char *path;
     size_t folder; /* bytes of the path up to the last slash */
-    size_t stem;   /* and up to the end of what names of files begin with too */
+    size_t stem;   /* and of the common prefix of file names */
     int32_t rank, ranks;
-    uint32_t number[2];           /* of this save, 31 bits each */
+    uint32_t number[2];           /* random, of this save, 31 bits each */
     tchi_permissions permissions; /* of the files of the old index */
     tchi_part_file part;          /* of this rank */
     char file[PATH_MAX];
@@ -62,7 +61,7 @@ static void name_file(const shard_save *s, int32_t rank, char path[PATH_MAX])
              (unsigned)s->number[1], rank + 1, s->ranks, middle);
 }
 
-/* Passes over `count` characters of a kind; false where they are not there. */
+/* Skips `count` characters of a kind; false if they do not match. */
 static bool skip_characters(const char **text, const char *kind, size_t count, const char *then)
 {
     bool there = strspn(*text, kind) == count && strncmp(*text + count, then, strlen(then)) == 0;
@@ -70,7 +69,7 @@ static bool skip_characters(const char **text, const char *kind, size_t count, c
     return there;
 }
 
-/* Whether a name is that of a file of some save to this path. */
+/* Whether a name is that of a file of a save to this path. */
 static bool is_of_a_save(const shard_save *s, const char *name)
 {
     size_t stem = s->stem - s->folder;
@@ -84,7 +83,7 @@ static bool is_of_a_save(const shard_save *s, const char *name)
 
 /* --- the old index ----------------------------------------------------------------------------------------------- */
 
-/* The files that the index at the path names; none where there is no index, or a broken one. */
+/* The files of the index at the path; none if it is missing or invalid. */
 static tch_status read_old(const shard_save *s, tchi_index_text *old)
 {
     struct stat status;
@@ -102,7 +101,7 @@ static const char *old_path(const shard_save *s, const tchi_index_text *old, int
     return length < PATH_MAX ? path : "";
 }
 
-/* What all of its files allow. */
+/* The intersection of the permissions of its files. */
 static tch_status find_permissions(shard_save *s)
 {
     char path[PATH_MAX];
@@ -120,7 +119,7 @@ static tch_status find_permissions(shard_save *s)
     return TCH_OK;
 }
 
-/* Only what a save has written: an index of another program may name files that are kept for something else. */
+/* Removes only files written by a save: an index of another program may name files in use. */
 static void remove_old(const shard_save *s, const tchi_index_text *old)
 {
     char path[PATH_MAX];
@@ -142,7 +141,7 @@ static const char *lock_path(const shard_save *s, char path[PATH_MAX])
     return length < PATH_MAX ? path : "";
 }
 
-/* Whether the file still has its name: who held the lock before has removed it. */
+/* Whether the file still has its name: the previous holder of the lock may have removed it. */
 static bool is_named(int file, const char *path)
 {
     struct stat opened;
@@ -151,9 +150,9 @@ static bool is_named(int file, const char *path)
            opened.st_ino == named.st_ino;
 }
 
-/* Two that replace the index at once would both see the same old one, and the files of the one that was replaced last
- * would stay for ever: hence the lock. That is all that depends on it, so a save goes on without it, where the file
- * system has no locks or another process keeps it for two seconds. Returns the descriptor, or -1. */
+/* Two processes that replace the index at once would both see the same old one, and leave the other's files behind:
+ * hence the lock. It is optional: a save continues without it if the file system has no locks or another process holds
+ * it for two seconds. Returns the descriptor, or -1. */
 static int take_lock(const char *path)
 {
     const struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
@@ -204,7 +203,7 @@ static void put_index(tchi_json_text *out, const shard_save *s, const tch_checkp
     tchi_json_put(out, "}}\n", 3);
 }
 
-/* *standing: the index has its name, whatever came after. */
+/* *standing: the index was renamed, even if a later step failed. */
 static tch_status write_text(const char *path, const char *text, int64_t bytes, bool *standing)
 {
     tchi_part_file part;
@@ -219,7 +218,7 @@ static tch_status write_text(const char *path, const char *text, int64_t bytes, 
     return status;
 }
 
-/* Replaces the index, and then removes the files of the one that it has replaced. */
+/* Replaces the index, then removes the files of the previous one. */
 static tch_status replace_index(const shard_save *s, const char *text, int64_t bytes, bool *standing)
 {
     char path[PATH_MAX];
@@ -266,8 +265,8 @@ static tch_status write_index(const shard_save *s, bool *standing)
 
 /* --- the ranks together ------------------------------------------------------------------------------------------ */
 
-/* Every rank comes, whatever happened to it, with numbers of which the largest count. The error is of this rank, or
- * says that another has failed; where the group itself fails, *met is false. */
+/* A barrier of all ranks, which also computes the maximum of the numbers. The error is this rank's, or reports
+ * another's; if the group itself fails, *met is false. */
 static tch_status agree_on(const shard_save *s, tch_status status, int32_t values[4], const char *what, bool *met)
 {
     char message[1024];
@@ -285,7 +284,7 @@ static tch_status agree_on(const shard_save *s, tch_status status, int32_t value
                                         what);
 }
 
-/* All take the number that the first rank has drawn, and the permissions that it has found. */
+/* The first rank broadcasts the random number and the permissions. */
 static tch_status agree_on_number(shard_save *s, tch_status status)
 {
     bool met;
@@ -305,7 +304,7 @@ static tch_status agree_on_number(shard_save *s, tch_status status)
     return TCH_OK;
 }
 
-/* The file of every rank is on the disk, under a temporary name, by which the one of a killed save is found. */
+/* Writes and syncs the file of this rank under a temporary name, which identifies leftovers of killed saves. */
 static tch_status write_file(shard_save *s)
 {
     bool met;
@@ -318,7 +317,7 @@ static tch_status write_file(shard_save *s)
     return status;
 }
 
-/* Of all ranks where the first one gives up: no index will name them. */
+/* Removes the files of all ranks if the first one gives up: no index will name them. */
 static void remove_files(shard_save *s)
 {
     for (int32_t r = 0; r < (s->rank == 0 ? s->ranks : 1); r++) {
@@ -327,7 +326,7 @@ static void remove_files(shard_save *s)
     }
 }
 
-/* Where the group fails here, only the first rank knows that there will be no index. */
+/* If the group fails here, only the first rank knows that there will be no index. */
 static tch_status name_files(shard_save *s)
 {
     bool met;

@@ -1,5 +1,4 @@
-/* See shards.h. What the settings say of shards is believed no more than the rest of a file: a description fits the
- * tensor and its name, or the file is refused. */
+/* Shards of tensors. Settings are untrusted: a description that does not fit the tensor and its name is an error. */
 #include "shards.h"
 
 #include <stdio.h>
@@ -42,7 +41,7 @@ static tchi_whole *whole_at(const tch_checkpoint *c, int64_t number)
     return (tchi_whole *)c->shards.wholes.items + number;
 }
 
-/* `count` numbers separated by commas, and then `end`. Returns where they end, NULL where they are not there. */
+/* Parses `count` numbers separated by commas, and `end`. Returns the position after them, or NULL. */
 static const char *parse_numbers(const char *text, int32_t count, char end, int64_t *numbers)
 {
     for (int32_t k = 0; k < count; k++) {
@@ -59,7 +58,7 @@ static const char *parse_numbers(const char *text, int32_t count, char end, int6
     return text;
 }
 
-/* The rectangle of a tensor by the text of its setting; false where they do not go together. */
+/* Parses the rectangle of a tensor from its setting; false if they do not match. */
 static bool parse_shard(const tch_checkpoint *c, const tchi_stored *stored, const char *text, int64_t *shape,
                         int64_t *start)
 {
@@ -71,7 +70,7 @@ static bool parse_shard(const tch_checkpoint *c, const tchi_stored *stored, cons
     return text != NULL && parse_numbers(text, stored->ndim, '\0', start) != NULL && tchi_slice_is_sound(&slice);
 }
 
-/* Takes over `name` when it succeeds. */
+/* Takes ownership of `name` on success. */
 static tch_status add_whole(tchi_shards *s, char *name, size_t bytes, int32_t ndim, const int64_t *shape)
 {
     TCHI_TRY(tchi_list_reserve(&s->wholes, s->wholes.count + 1));
@@ -82,7 +81,7 @@ static tch_status add_whole(tchi_shards *s, char *name, size_t bytes, int32_t nd
     return TCH_OK;
 }
 
-/* The whole of this name, the first `length` bytes of a shard's; a new one where there is none yet. */
+/* Finds or adds the whole of this name, the first `length` bytes of a shard's. */
 static tch_status find_whole(tchi_shards *s, const char *shard, size_t length, int32_t ndim, const int64_t *shape,
                              int64_t *number)
 {
@@ -170,11 +169,11 @@ void tchi_shards_release(tchi_shards *shards)
 
 /* --- reading ----------------------------------------------------------------------------------------------------- */
 
-/* Where a rectangle comes from: the tensor itself, where it is there whole, or its shards, one after the other. */
+/* The sources of a rectangle: the full tensor, or its shards in turn. */
 typedef struct source {
     const tch_checkpoint *checkpoint;
-    int64_t tensor; /* its number; -1 past the last one */
-    int64_t shard;  /* the same, or -1 where the tensor is there whole */
+    int64_t tensor; /* its index; -1 after the last one */
+    int64_t shard;  /* the same, or -1 for a full tensor */
 } source;
 
 static source first_source(const tch_checkpoint *c, const char *name)
@@ -203,12 +202,12 @@ static tchi_slice slice_of(const source *s)
     return (tchi_slice){stored->ndim, whole_at(s->checkpoint, entry->whole)->shape, entry->start, sizes};
 }
 
-/* How many elements of a rectangle one source has. */
+/* Counts the elements of a rectangle in one source. */
 static int64_t count_shared(const source *s, const tchi_slice *target)
 {
     int64_t shared = 0;
     tchi_slice slice = slice_of(s);
-    (void)tchi_slice_meet(&slice, target, NULL, NULL, &shared); /* which fails only where what it calls fails */
+    (void)tchi_slice_meet(&slice, target, NULL, NULL, &shared); /* fails only if its callback does */
     return shared;
 }
 
@@ -236,7 +235,7 @@ static tch_status check_source(const source *s, const char *name, const tchi_sli
     return TCH_OK;
 }
 
-/* Refuses a shard that has an element of one before it. */
+/* Rejects a shard that shares an element with an earlier one. */
 static tch_status check_overlap(const source *s, const char *name)
 {
     const tch_checkpoint *c = s->checkpoint;
@@ -265,7 +264,7 @@ tch_status tchi_shards_check_overlaps(const tch_checkpoint *checkpoint)
     return TCH_OK;
 }
 
-/* Sets a bit for each element of the run; fails, without a message, where one is set already. */
+/* Sets a bit per element of the run; fails, without a message, if one is already set. */
 static tch_status mark_run(void *user, int64_t in_from, int64_t in_to, int64_t count)
 {
     uint64_t *words = user;
@@ -281,8 +280,8 @@ static tch_status mark_run(void *user, int64_t in_from, int64_t in_to, int64_t c
     return TCH_OK;
 }
 
-/* Refuses shards that overlap inside the rectangle: as many elements as it has may still leave a gap. With a bit for
- * each element the time is linear in the shards, of which a hostile file may have a million. */
+/* Rejects shards that overlap inside the rectangle, which would hide a gap from the count of elements. A bitmap makes
+ * the time linear in the shards, of which a hostile file may have a million. */
 static tch_status check_marks(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *target)
 {
     size_t bytes = (size_t)((tchi_slice_count(target) + 63) / 64 * 8);
@@ -300,7 +299,7 @@ static tch_status check_marks(const tch_checkpoint *checkpoint, const char *name
     return status;
 }
 
-/* Whether there is all of a rectangle, of this type: looks at no element. */
+/* Whether a rectangle of this type is complete; reads no elements. */
 static tch_status check_sources(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *target,
                                 tch_dtype dtype)
 {
@@ -326,7 +325,7 @@ static tch_status check_sources(const tch_checkpoint *checkpoint, const char *na
     return TCH_OK;
 }
 
-/* A window of a tensor's bytes, which goes forward only. */
+/* A sliding window of a tensor's bytes, forward only. */
 typedef struct window {
     const tch_checkpoint *file;
     int descriptor;
@@ -362,7 +361,7 @@ static tch_status copy_run(void *user, int64_t in_from, int64_t in_to, int64_t c
     return TCH_OK;
 }
 
-/* What one source has of the rectangle. */
+/* Copies one source's part of the rectangle. */
 static tch_status copy_source(const source *s, const tchi_slice *target, char *buffer, int64_t room, char *to)
 {
     int64_t shared;
@@ -390,7 +389,7 @@ static int64_t buffer_of(const tch_checkpoint *c, const char *name)
     return most < TCHI_BUFFER_BYTES ? most : TCHI_BUFFER_BYTES;
 }
 
-/* All checksums are compared before the first element is written. */
+/* Verifies all checksums before the first element is written. */
 static tch_status copy_sources(const tch_checkpoint *c, const char *name, const tchi_slice *target, char *to)
 {
     char *buffer;
@@ -407,7 +406,7 @@ static tch_status copy_sources(const tch_checkpoint *c, const char *name, const 
     return status;
 }
 
-/* Put together in host memory, and then to where it belongs. */
+/* Assembled in host memory, then copied to its device. */
 static tch_status read_through_memory(const tch_checkpoint *c, tch_context *context, const char *name,
                                       const tchi_slice *target, tch_tensor *out)
 {

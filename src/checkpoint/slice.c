@@ -1,11 +1,10 @@
-/* See slice.h. */
 #include "slice.h"
 
 #include <stddef.h>
 
 #include "core/status.h"
 
-/* -1 where it does not fit in 63 bits. An empty tensor may have sizes that overflow before the 0 among them. */
+/* -1 on overflow of 63 bits. An empty tensor may have sizes that overflow before the 0. */
 static int64_t product(const int64_t *sizes, int32_t from, int32_t to)
 {
     int64_t count = 1;
@@ -34,8 +33,8 @@ int64_t tchi_slice_count(const tchi_slice *slice)
     return product(slice->size, 0, slice->ndim);
 }
 
-/* Both walk on by their sizes, the one behind first; where dimensions of the one are merged in the other, they meet
- * again at its end. Only one of the two may be ahead at a time, or neither would be a merging of the other. */
+/* Advances both shapes, the smaller product first; they meet at the end of merged dimensions. Only one of them may be
+ * ahead at a time, otherwise neither merges the other. */
 bool tchi_slice_same_whole(const tchi_slice *a, const tchi_slice *b)
 {
     int64_t in_a = 1;
@@ -92,8 +91,8 @@ bool tchi_slice_overlap(const tchi_slice *a, const tchi_slice *b)
 
 /* --- runs -------------------------------------------------------------------------------------------------------- */
 
-/* A rectangle as runs: along dimension `outer` it is [begin, begin + length) of every `row` elements of the whole; the
- * dimensions inside are there in full. */
+/* A rectangle as runs: along dimension `outer` it is [begin, begin + length) of every `row` elements of the whole;
+ * inner dimensions are complete. */
 typedef struct runs {
     const tchi_slice *slice;
     int32_t outer;
@@ -102,7 +101,7 @@ typedef struct runs {
     int64_t first, last; /* elements of the whole */
 } runs;
 
-/* The element of the whole with which run `number` begins. */
+/* The first element, in the whole, of run `number`. */
 static int64_t run_start(const runs *r, int64_t number)
 {
     const tchi_slice *s = r->slice;
@@ -116,7 +115,7 @@ static int64_t run_start(const runs *r, int64_t number)
     return at;
 }
 
-/* Of a rectangle that is not empty. */
+/* Requires a rectangle that is not empty. */
 static runs runs_of(const tchi_slice *s)
 {
     runs r = {.slice = s, .outer = s->ndim > 0 ? s->ndim - 1 : 0, .row = 1, .length = 1, .count = 1};
@@ -135,8 +134,8 @@ static runs runs_of(const tchi_slice *s)
     return r;
 }
 
-/* Whether element `x` of the whole is in the rectangle: then which of its elements it is, and how many follow it there
- * without a gap. Otherwise *span elements from x on are not. */
+/* Whether the rectangle contains element `x` of the whole: then its index there, and the number of contiguous elements.
+ * Otherwise *span elements from x on are outside. */
 static bool locate(const runs *r, int64_t x, int64_t *offset, int64_t *span)
 {
     const tchi_slice *s = r->slice;
@@ -160,7 +159,7 @@ static bool locate(const runs *r, int64_t x, int64_t *offset, int64_t *span)
     return inside;
 }
 
-/* What one run of `to`, elements [x, end) of the whole, has in `from`. */
+/* Visits what one run of `to`, elements [x, end) of the whole, shares with `from`. */
 static tch_status meet_run(const runs *from, int64_t x, int64_t end, int64_t in_to, tchi_slice_visit visit, void *user,
                            int64_t *shared)
 {

@@ -1,4 +1,3 @@
-/* See text.h. */
 #include "text.h"
 
 #include <errno.h>
@@ -14,8 +13,8 @@ static bool continues(unsigned char byte)
     return (byte & 0xc0) == 0x80;
 }
 
-/* The second byte carries all the restrictions: those of E0 and F0 keep forms short, that of ED keeps surrogates out,
- * that of F4 ends at U+10FFFF. */
+/* The second byte has all restrictions: E0 and F0 exclude overlong forms, ED excludes surrogates, F4 ends at
+ * U+10FFFF. */
 static bool second_is_allowed(unsigned char first, unsigned char second)
 {
     switch (first) {
@@ -109,8 +108,7 @@ tchi_quoted tchi_quote(const char *name)
 
 /* --- numbers ----------------------------------------------------------------------------------------------------- */
 
-/* printf and strtod take the decimal point from the locale of the program, and a checkpoint must not: the thread is in
- * the C locale for as long as the call takes. */
+/* printf and strtod use the decimal point of the locale: the thread switches to the C locale for the call. */
 const char *tchi_number_text(double value, char text[TCHI_NUMBER_SIZE])
 {
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -121,7 +119,7 @@ const char *tchi_number_text(double value, char text[TCHI_NUMBER_SIZE])
     return text;
 }
 
-/* Of the forms strtod reads, those that begin with white space are left out. */
+/* strtod also accepts leading white space. */
 static bool begins_as_number(char c)
 {
     return c > ' ';

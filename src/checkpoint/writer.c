@@ -1,5 +1,4 @@
-/* The writer: what goes into a checkpoint, collected and checked one by one. Nothing here touches a file or looks at an
- * element; save.c does. */
+/* Collects and checks the content of a checkpoint. No file is opened and no element is read; save.c does that. */
 #include "writer.h"
 
 #include <stdio.h>
@@ -69,7 +68,7 @@ void tch_checkpoint_writer_destroy(tch_checkpoint_writer *writer)
     tchi_host_release(writer, sizeof *writer);
 }
 
-/* `argument` is text that a file can hold. */
+/* Checks that `argument` is text that a file can store. */
 static tch_status check_text(const char *function, const char *argument, const char *text)
 {
     TCHI_TRY(tchi_check_not_null(function, argument, text));
@@ -131,7 +130,7 @@ tch_tensor tchi_added_tensor(const tchi_added *added)
     return tensor;
 }
 
-/* Takes over `name` when it succeeds. */
+/* Takes ownership of `name` on success. */
 static tch_status add_tensor(tch_checkpoint_writer *writer, char *name, const tch_tensor *tensor)
 {
     int64_t bytes = 0;
@@ -166,7 +165,7 @@ tch_status tch_checkpoint_writer_add(tch_checkpoint_writer *writer, const char *
 
 /* --- shards ----------------------------------------------------------------------------------------------------- */
 
-/* The texts that a shard brings with it. */
+/* Adds the settings of a shard. */
 typedef struct shard_texts {
     char *name, *key, *value;
 } shard_texts;
@@ -218,7 +217,7 @@ static tch_status take_texts(const char *name, const tchi_slice *slice, shard_te
     return join_texts(text, "", &texts->value);
 }
 
-/* Room for all of it first: a shard is there with its description, or not at all. */
+/* Reserves everything first: a shard is added with its description, or not at all. */
 static tch_status add_with_texts(tch_checkpoint_writer *writer, const tch_tensor *tensor, const shard_texts *texts)
 {
     TCHI_TRY(check_name(writer, texts->name));

@@ -1,4 +1,4 @@
-/* What a writer holds until it saves. */
+/* The content of a writer until it saves. */
 #ifndef TCHI_CHECKPOINT_WRITER_H
 #define TCHI_CHECKPOINT_WRITER_H
 
@@ -11,7 +11,7 @@
 #include "part_file.h"
 #include "format.h"
 
-/* A tensor to be written. It moves when the list grows, so `tensor` does not point at `shape` and `strides`: take it by
+/* A tensor to write. It moves when the list grows, so `tensor` does not point to `shape` and `strides`: use
  * tchi_added_tensor. */
 typedef struct tchi_added {
     char *name;
@@ -21,7 +21,7 @@ typedef struct tchi_added {
     int64_t strides[TCH_MAX_RANK];
 } tchi_added;
 
-/* A setting to be written, as text. */
+/* A setting to write, as text. */
 typedef struct tchi_set {
     char *key;
     char *value;
@@ -39,8 +39,7 @@ struct tch_checkpoint_writer {
 /* The tensor with its shape and strides. */
 tch_tensor tchi_added_tensor(const tchi_added *added);
 
-/* Writes the checkpoint to the disk, for tchi_part_file_commit to give it its name. On failure there is nothing to
- * close. */
+/* Writes and syncs the checkpoint, for tchi_part_file_commit to rename. After a failure there is nothing to close. */
 tch_status tchi_writer_write(const tch_checkpoint_writer *writer, tch_context *context, const char *path,
                              const tchi_permissions *permissions, tchi_part_file *file);
 
