@@ -1,4 +1,3 @@
-/* See comm.h. */
 #include "comm.h"
 
 #include <stdbool.h>
@@ -95,7 +94,7 @@ tch_status tch_comm_get_traffic(const tch_comm *comm, tch_comm_traffic *traffic)
 
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 
-/* The transport's own words, if it left any, behind the group and the operation. */
+/* The transport's message, if any, after the group and the operation. */
 static tch_status report_failure(tch_comm *comm, const char *operation, tch_status status)
 {
     if (status == TCH_OK) {
@@ -158,7 +157,7 @@ tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *v
                           comm->ops.reduce_max(comm->user, values, count, tchi_comm_stream(context)));
 }
 
-/* By way of the device, where collectives work on its memory. */
+/* Through device memory, if collectives require it. */
 static tch_status largest_on_device(tch_comm *comm, tch_context *context, int32_t values[4], int32_t *there)
 {
     const tch_device_ops *t = context->backend->device;
@@ -197,7 +196,7 @@ void tchi_comm_abort(tch_comm *comm)
 
 /* --- loading together -------------------------------------------------------------------------------------------- */
 
-/* FNV-1a, without the sign: it goes through a maximum together with its complement. */
+/* FNV-1a, without the sign bit: ranks compare it by the maximum of it and of its complement. */
 static int32_t hash_of_counts(const tchi_loading *l)
 {
     uint32_t hash = 0x811C9DC5u;

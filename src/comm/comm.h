@@ -1,5 +1,5 @@
-/* A group as the library uses it: collectives that are counted, that name the group when they fail, and that do nothing
- * where there is one rank. */
+/* Groups inside the library: collectives that are counted, name the group when they fail, and are no-ops for a single
+ * rank. */
 #ifndef TCHI_COMM_H
 #define TCHI_COMM_H
 
@@ -7,15 +7,15 @@
 
 #include "core/context.h"
 
-/* The context's own stream, NULL on the CPU. Reductions are queued there, the others on the one that is given. */
+/* The context's stream, NULL on the CPU. Reductions are queued there, other collectives on the given stream. */
 void *tchi_comm_stream(tch_context *context);
 tch_status tchi_comm_all_gather(tch_comm *comm, const void *send, void *receive, int64_t bytes, void *stream);
 tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive, const tch_comm_counts *counts,
                                 void *stream);
 tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count);
 
-/* The same for four numbers of the host; waits for them. Where it fails on the way to the collective the other ranks
- * wait: with memory of the host there is nothing that could. */
+/* The same for four host numbers; synchronizes. With device memory, a failure before the collective leaves the other
+ * ranks waiting; with host memory nothing can fail. */
 tch_status tchi_comm_largest(tch_comm *comm, tch_context *context, int32_t values[4]);
 
 tch_status tchi_comm_check(tch_comm *comm);
@@ -32,12 +32,12 @@ typedef struct tchi_loading {
     tch_comm *comm; /* NULL: one process */
     tch_context *context;
     const char *function;  /* for messages */
-    const int64_t *counts; /* what every rank has read alike: steps, observations */
+    const int64_t *counts; /* equal on all ranks: steps, observations */
     int64_t count;
 } tchi_loading;
 
-/* Ranks go on together or not at all: each comes with what became of its own part, also one that has failed, so that
- * nobody waits. Its own error is what it gets back; `otherwise` says to the others what state they are in. */
+/* A barrier that fails on all ranks if it fails on one: every rank passes the status of its part. A failed rank gets
+ * its own error; the others get `otherwise`. */
 tch_status tchi_loading_agree(const tchi_loading *loading, tch_status status, const char *otherwise);
 
 #endif

@@ -1,5 +1,5 @@
-/* Groups over NCCL, which is opened at run time: the one that the process has loaded, as PyTorch does, or the system's.
- * The few declarations below are of its stable interface, so that nothing of it is needed to build. */
+/* Groups over NCCL, loaded at run time: the library already in the process, as with PyTorch, or the system's. The
+ * declarations below are of its stable interface, so the build does not need it. */
 #define _GNU_SOURCE /* secure_getenv */
 #include <dlfcn.h>
 #include <math.h>
@@ -24,7 +24,7 @@ enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7 };
 enum { NCCL_INT8 = 0, NCCL_INT32 = 2 };
 enum { NCCL_MAX = 2 };
 
-/* The beginning of NCCL's own struct, as it was when it was new: later ones read no more of it than `size` says. */
+/* The first version of NCCL's own struct: later versions read no more than `size`. */
 typedef struct nccl_config {
     size_t size;
     unsigned magic, version;
@@ -53,16 +53,16 @@ typedef struct nccl_library {
 
 typedef struct nccl_group {
     nccl_library library;
-    nccl_comm comm; /* NULL: given up */
+    nccl_comm comm; /* NULL: aborted */
     int32_t size;
     double timeout_s;  /* 0: none */
-    tchi_watch watch;  /* its lock is for `comm` too, which the thread may take away */
-    char failure[256]; /* why it was given up */
+    tchi_watch watch;  /* its lock also protects `comm`, which the thread may abort */
+    char failure[256]; /* the reason of the abort */
 } nccl_group;
 
 /* --- the library ------------------------------------------------------------------------------------------------- */
 
-/* Never closed: others of the process use it. */
+/* Never closed: others in the process use it. */
 static void *open_library(void)
 {
     static const char name[] = "libnccl.so.2";
@@ -124,7 +124,7 @@ static tch_status check_result(const nccl_library *library, int result)
 
 /* --- giving up --------------------------------------------------------------------------------------------------- */
 
-/* Under the lock. Ends the kernels that wait on the GPU. */
+/* Under the lock. Ends kernels that wait on the GPU. */
 static void drop(nccl_group *g, const char *operation, const char *why)
 {
     snprintf(g->failure, sizeof g->failure, "NCCL: %s %s; the communicator was aborted", operation, why);
@@ -140,7 +140,7 @@ static void lose(void *user, const char *operation)
     drop(g, operation, why);
 }
 
-/* What NCCL has found by itself, such as a connection that broke. */
+/* Asynchronous errors of NCCL, such as a broken connection. */
 static bool is_healthy(void *user)
 {
     nccl_group *g = user;
@@ -157,7 +157,7 @@ static bool is_healthy(void *user)
     return false;
 }
 
-/* A communicator that does not block returns from a call before it is done, and takes no other until it is. */
+/* Calls of a nonblocking communicator return early, and it accepts no other call until they are done. */
 static int wait_for(nccl_group *g, const char *operation, int result)
 {
     double begun = tchi_watch_now();
@@ -271,7 +271,7 @@ static void give_up(void *user)
     pthread_mutex_unlock(&g->watch.lock);
 }
 
-/* Under the lock, or when nobody else is left. One that does not block is flushed first, within its time. */
+/* Under the lock, or as the last user. A nonblocking communicator is flushed first, within its timeout. */
 static void destroy(nccl_group *g)
 {
     if (g->timeout_s > 0.0 && g->comm != NULL && g->library.finalize != NULL) {
@@ -304,7 +304,7 @@ tch_status tch_comm_nccl_id(char id[TCH_NCCL_ID_BYTES])
     return TCH_OK;
 }
 
-/* The call is that of NCCL before 2.14 where no time is set, or where there is none but that one. */
+/* Without a timeout, or before NCCL 2.14, uses the blocking call. */
 static tch_status init(nccl_group *g, const char *id, int32_t rank)
 {
     nccl_config config = {sizeof config, NCCL_CONFIG_MAGIC, NCCL_CONFIG_VERSION, 0};

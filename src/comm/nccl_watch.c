@@ -1,4 +1,3 @@
-/* See nccl_watch.h. */
 #include "nccl_watch.h"
 
 #include <dlfcn.h>
@@ -29,7 +28,7 @@ static tch_status find_driver(tchi_watch_driver *driver)
         {"cuCtxGetCurrent", &driver->get_context},      {"cuCtxSetCurrent", &driver->set_context},
         {"cuStreamIsCapturing", &driver->is_capturing},
     };
-    void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed, as NCCL's is not */
+    void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed, like NCCL */
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *symbol = handle == NULL ? NULL : dlsym(handle, symbols[i].name);
         if (symbol == NULL) {
@@ -44,7 +43,7 @@ static tch_status find_driver(tchi_watch_driver *driver)
 
 /* --- looking ----------------------------------------------------------------------------------------------------- */
 
-/* Drops the events that have been reached. An error of CUDA's is not for us to report: the step finds it. */
+/* Drops completed events. CUDA errors are reported by the step. */
 static void see_progress(tchi_watch *w)
 {
     while (w->count > 0 && w->driver.event_query(w->events[w->first]) != CUDA_NOT_READY) {
@@ -58,7 +57,7 @@ void tchi_watch_note(tchi_watch *watch, const char *operation, void *stream)
 {
     int capturing = 0;
     if (!watch->runs || watch->driver.is_capturing(stream, &capturing) != CUDA_SUCCESS || capturing != 0) {
-        return; /* what is captured in a graph is not queued yet */
+        return; /* work captured in a graph is not queued yet */
     }
     see_progress(watch);
     if (watch->count == 0) {
@@ -70,7 +69,7 @@ void tchi_watch_note(tchi_watch *watch, const char *operation, void *stream)
     (void)watch->driver.event_record(watch->events[last], stream);
 }
 
-/* False when there is nothing left to watch. */
+/* False if nothing is left to watch. */
 static bool look_once(tchi_watch *w)
 {
     see_progress(w);
@@ -95,7 +94,7 @@ static struct timespec later(double seconds)
     return at;
 }
 
-/* Ten looks within the time, and at least one a second. */
+/* Polls ten times per timeout, and at least once a second. */
 static void *watch_thread(void *argument)
 {
     tchi_watch *w = argument;

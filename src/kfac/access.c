@@ -1,4 +1,4 @@
-/* What callers ask of KFAC and change in it between steps. */
+/* Queries, and changes between steps. */
 #include "core/check.h"
 #include "core/status.h"
 
@@ -92,8 +92,7 @@ tch_status tch_kfac_get_counts(const tch_kfac *kfac, int32_t layer, int64_t coun
     return TCH_OK;
 }
 
-/* An observation in the step under way has made it an update: without one its share of the average would be
- * infinite. */
+/* An observation in the current step has begun an update: without one, its weight in the average would be infinite. */
 tch_status tchi_kfac_check_counts(const char *what, const char *layer, const int64_t counts[TCH_KFAC_COUNTS])
 {
     for (int i = 0; i < TCH_KFAC_COUNTS; i++) {
@@ -123,7 +122,7 @@ tch_status tch_kfac_set_counts(tch_kfac *kfac, int32_t layer, const int64_t coun
 
 /* --- statistics -------------------------------------------------------------------------------------------------- */
 
-/* The units of one layer on one side, a chunk at a time. */
+/* The units of one layer on one side, in chunks. */
 static tch_status read_side(const tch_kfac *k, const tchi_kfac_layer *layer, int side, bool *failed, double *worst)
 {
     enum { CHUNK = 64 };

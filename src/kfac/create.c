@@ -1,5 +1,5 @@
-/* Making KFAC: checking its layers, taking the memory, and what the state holds before anything was seen. Everything is
- * checked before anything is allocated. */
+/* Creating KFAC: checks its layers, allocates and initializes the state. Everything is checked before anything is
+ * allocated. */
 #include <stdint.h>
 
 #include "core/allocator.h"
@@ -70,8 +70,8 @@ static tch_status fill_numbers(const tch_kfac *k, char *data, int64_t count, dou
     return data == NULL ? TCH_OK : k->context->backend->matrix->fill(k->context->state, &all, value);
 }
 
-/* Everything at the identity, so that a first refresh that fails leaves gradients nearly as they are; factors too,
- * where their averages are not corrected for a beginning at 0. */
+/* Results start at the identity, so that a failed first refresh leaves gradients nearly unchanged; so do factors whose
+ * averages have no bias correction. */
 static tch_status fill_state(tch_kfac *k)
 {
     const tch_backend *t = k->context->backend;

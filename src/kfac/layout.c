@@ -1,6 +1,6 @@
-/* How layers are grouped, and where their state lies. Layers are put into block batches by the sizes of their factors,
- * block batches into factor batches, and then every factor batch and block batch takes one chunk of the state: the
- * order of layers in memory is that of block batches, not the caller's. */
+/* Groups layers and lays out their state. Layers form block batches by the sizes of their factors, and factors form
+ * factor batches; each batch is one chunk of the state, so layers are in the order of block batches, not the
+ * caller's. */
 #include <stdio.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ static tch_status refuse_field(const char *function, const char *name, const cha
                      (long long)value, expected);
 }
 
-/* Only what the sizes of the factors depend on: the rest of a layer is checked with its inputs. */
+/* Checks only what determines the factors' sizes: the rest of a layer is checked with its inputs. */
 static tch_status check_convolution(const char *function, const tch_kfac_layer *layer, const char *name)
 {
     int64_t kernel = 1;
@@ -253,8 +253,8 @@ void tchi_kfac_place(tch_kfac *k, tchi_arena *state, tchi_arena *beside)
 
 /* --- names ------------------------------------------------------------------------------------------------------- */
 
-/* `data` holds matrices rows by cols for each unit of a block batch, the first of them being unit `first`. One group
- * has no dimension of its own, and a row of numbers has none for the row. */
+/* `data`: matrices rows by cols of the units of a block batch, from unit `first` on. A single group has no dimension,
+ * and a row of numbers none for the row. */
 static void name_state(tch_kfac *k, int32_t index, const char *what, char *data, int64_t first, int64_t rows,
                        int64_t cols)
 {

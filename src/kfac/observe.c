@@ -1,5 +1,5 @@
-/* The factors see a batch. Weights of the moving averages are decided here, on the host, from how often a layer was
- * observed; what a batch adds, and whether it is finite, never leaves the device. */
+/* Updates the factors with a batch. The host computes the weights of the moving averages from the counts of
+ * observations; whether a batch is finite is decided on the device. */
 #include <math.h>
 
 #include "core/check.h"
@@ -9,8 +9,8 @@
 
 #include "kfac.h"
 
-/* The share of update number `updates` in the average. Corrected, the shares of all updates so far add up to 1; with a
- * decay of 1 that is their plain mean. */
+/* The weight of update number `updates`. With correction, the weights of all updates sum to 1; with a decay of 1 that
+ * is their mean. */
 static double share_of(const tch_kfac_config *config, int64_t updates)
 {
     double decay = config->factor_decay;
@@ -20,7 +20,7 @@ static double share_of(const tch_kfac_config *config, int64_t updates)
     return decay == 1.0 ? 1.0 / (double)updates : (1.0 - decay) / -expm1((double)updates * log(decay));
 }
 
-/* The first observation of a step makes room for all of them, and each adds its part. */
+/* The first observation of a step scales the average, and each adds its part. */
 static tchi_curvature_update curvature_update(const tch_kfac *k, double share, bool first, const float *grad_scale)
 {
     return (tchi_curvature_update){
@@ -124,7 +124,7 @@ typedef struct observation {
     layer_views views;
 } observation;
 
-/* Scales are in the basis of the latest refresh and begin at what the factors say there, so their average needs no
+/* Scales are in the basis of the latest refresh and begin at the factors' values, so their average needs no
  * correction. */
 static tch_status observe_scales(tch_kfac *k, observation *o, bool rehearse)
 {
@@ -147,7 +147,7 @@ static tch_status observe_factors(tch_kfac *k, observation *o)
                                                     &k->control->skip, k->control->counts);
 }
 
-/* Scales are rehearsed first, so that lack of memory cannot leave a batch half seen. */
+/* Reserves the memory of scales first, so that running out of it cannot leave a batch partly observed. */
 static tch_status observe_batch(tch_kfac *k, observation *o)
 {
     int64_t *counts = tchi_kfac_counts(k, o->index);
@@ -173,7 +173,7 @@ tch_status tch_kfac_observe(tch_kfac *kfac, int32_t layer, const tch_tensor *inp
     TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_observe"));
     TCHI_ENTER(kfac->context, "tch_kfac_observe");
     TCHI_TRY(check_observe(kfac, layer, input, output_gradient, scale, grad_scale));
-    if (tch_tensor_numel(output_gradient) == 0) { /* a batch of nothing says nothing */
+    if (tch_tensor_numel(output_gradient) == 0) { /* an empty batch changes nothing */
         return TCH_OK;
     }
     observation o = {.index = layer, .layer = kfac->layers[layer].layer, .input = input, .gradient = output_gradient};

@@ -1,7 +1,7 @@
-/* Gradients times the inverse of their curvature, in place. Weight and bias of a layer are put side by side in scratch
- * as one matrix p by d, layers of equal sizes one after another, and whole block batches are multiplied at once. The
- * scale of kl_clip depends on all layers, so nothing is written before all are done: results wait in scratch, or, where
- * the workspace's limit does not allow that, are made a second time. */
+/* Multiplies gradients by the inverse curvature, in place. Weight and bias of a layer are concatenated in scratch as a
+ * matrix p by d, layers of equal sizes are contiguous, and block batches are multiplied at once. The scale of kl_clip
+ * depends on all layers, so nothing is written before all are done: results are kept in scratch or, if the limit does
+ * not allow that, computed twice. */
 #include <math.h>
 #include <stdio.h>
 
@@ -70,9 +70,9 @@ static tch_status check_precondition(const tch_kfac *k, double lr, int32_t count
 typedef struct work {
     tch_tensor *const *gradients;
     bool clips; /* kl_clip is on */
-    bool keeps; /* results of all layers wait in scratch */
+    bool keeps; /* results of all layers are kept in scratch */
     int64_t elements;
-    char *x, *t, *y;      /* a chunk's gradients, products on the way, and results where they do not wait elsewhere */
+    char *x, *t, *y;      /* gradients of a chunk, intermediate products, and results that are not kept */
     char *send, *receive; /* of a group that shares the work */
     void *scratch;
 } work;
@@ -82,7 +82,7 @@ static int64_t elements_of(const tchi_kfac_block_batch *c)
     return c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT];
 }
 
-/* Elements of all layers of a block batch at once, the largest block batch; or of one layer, the largest. */
+/* Elements of all layers of the largest block batch; or of the largest layer. */
 static int64_t most_elements(const tch_kfac *k, bool of_one)
 {
     int64_t most = 0;
@@ -94,7 +94,7 @@ static int64_t most_elements(const tch_kfac *k, bool of_one)
     return most;
 }
 
-/* A chunk is one matrix to the inner product. */
+/* For the inner product, a chunk is one matrix. */
 static int64_t dots_scratch(const tch_kfac *k, int64_t elements)
 {
     int64_t most = 0;
@@ -132,7 +132,7 @@ static int64_t work_bytes(tch_kfac *k, work *w)
     return arena.used;
 }
 
-/* Everything at once where it fits; else the results are not kept; else chunks of what is left. */
+/* Everything at once if it fits; else without keeping results; else in chunks. */
 static void choose_sizes(tch_kfac *k, work *w)
 {
     int64_t limit = tch_context_get_workspace_limit(k->context);
@@ -142,7 +142,7 @@ static void choose_sizes(tch_kfac *k, work *w)
     if (work_bytes(k, w) <= usable) {
         return;
     }
-    w->keeps = k->comm != NULL; /* what other ranks have made cannot be made a second time */
+    w->keeps = k->comm != NULL; /* results of other ranks cannot be recomputed */
     int64_t least = most_elements(k, true);
     while (w->elements > least && work_bytes(k, w) > usable) {
         w->elements = w->elements / 2 > least ? w->elements / 2 : least;
@@ -174,7 +174,7 @@ static tch_matrices rectangles(const tch_kfac *k, const chunk *c, char *data)
                              c->block_batch->size[TCHI_INPUT]);
 }
 
-/* All of them below each other. */
+/* All of them, concatenated by rows. */
 static tch_matrices below_each_other(const tch_matrices *m)
 {
     return tchi_matrices_new(m->data, m->type, 1, m->batch * m->rows, m->cols);
@@ -192,7 +192,7 @@ static tch_status copy_gradient(const tch_kfac *k, const tch_tensor *tensor, cha
                        : k->context->backend->matrix->copy(k->context->state, &outside, &here);
 }
 
-/* Weight and bias of one layer and the rows they make, whose groups follow each other as the weight's rows do. */
+/* Weight and bias of one layer, and the rows they form; groups are consecutive, as in the weight. */
 static tch_status copy_layer(const tch_kfac *k, const tchi_kfac_layer *layer, tch_tensor *const *pair, char *data,
                              direction dir)
 {
@@ -219,7 +219,7 @@ static tch_status copy_chunk(const tch_kfac *k, const work *w, const chunk *c, c
     return TCH_OK;
 }
 
-/* What the refresh made of the chunk's factors on one side. */
+/* The refreshed results of the chunk's factors on one side. */
 static tch_matrices results_of(const tch_kfac *k, const chunk *c, int side)
 {
     const tchi_kfac_factor_batch *f = tchi_kfac_factor_batch_of(k, c->block_batch, side);
@@ -269,11 +269,11 @@ static tch_status by_bases(const tch_kfac *k, const chunk *c, const tch_matrices
 
 /* --- all chunks -------------------------------------------------------------------------------------------------- */
 
-/* A pass over everything: without kl_clip one DELIVER, with it first MEASURE. In a group a MAKE of the layers that are
- * this rank's comes before. */
+/* A pass over all layers: without kl_clip one DELIVER, with it MEASURE first. In a group, MAKE of the local layers
+ * precedes. */
 typedef enum pass { MAKE, MEASURE, DELIVER } pass;
 
-/* Brings a chunk's gradients to x, and what is to become of them to y where it is not there yet. */
+/* Gathers a chunk's gradients into x, and computes y unless it is kept. */
 static tch_status prepare_chunk(tch_kfac *k, const work *w, const chunk *c, pass now, const tch_matrices *x,
                                 const tch_matrices *y)
 {
@@ -313,7 +313,7 @@ static bool is_preconditioned(const tch_kfac *k, const work *w, int32_t layer, p
            (now != MAKE || tchi_kfac_is_mine(k, layer));
 }
 
-/* Layers from `first` on that take part, follow each other and fit. */
+/* Consecutive participating layers from `first` on that fit. */
 static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_block_batch *block_batch, int32_t first,
                         pass now)
 {
@@ -360,7 +360,7 @@ tch_status tch_kfac_precondition(tch_kfac *kfac, double lr, int32_t count, tch_t
     TCHI_TRY(check_precondition(kfac, lr, count, gradients));
     work w = {.gradients = gradients, .clips = kfac->config.kl_clip > 0.0};
     TCHI_TRY(reserve_work(kfac, &w));
-    if (kfac->comm != NULL) { /* owners make what is theirs, and then all have all of it */
+    if (kfac->comm != NULL) { /* owners compute their layers, then all ranks receive them */
         TCHI_TRY(run_pass(kfac, &w, MAKE));
         TCHI_TRY(tchi_kfac_note(kfac, tchi_kfac_exchange(kfac, TCHI_GRADIENTS, w.send, w.receive)));
     }

@@ -1,5 +1,5 @@
-/* Inverses and eigenbases anew. A refresh goes by factor batches: all factors of one size that have been observed are
- * one batch, whichever layer and side they belong to. A factor that fails keeps what it had. */
+/* Recomputes inverses and eigenbases by factor batches: all observed factors of one size are one batch, of any layer
+ * and side. A factor that fails keeps its previous result. */
 #include <math.h>
 
 #include "core/arith.h"
@@ -10,8 +10,8 @@
 
 #include "kfac.h"
 
-/* Flags of matrices that can be refreshed. One that is all zero is not among them: nothing was seen yet, its
- * observations having been rejected, or nothing but zeros, and what would be made of it is damping alone. */
+/* Flags of factors to refresh. A zero factor has seen nothing: its observations were rejected or zero, and its inverse
+ * would be damping alone. */
 static tch_status inspect_factors(const tch_kfac *k, const tch_matrices *factors, tchi_inspection *i)
 {
     TCHI_TRY(tchi_measure(k->context, factors, i));
@@ -20,15 +20,15 @@ static tch_status inspect_factors(const tch_kfac *k, const tch_matrices *factors
                                                    tchi_symmetry_tolerance(k->type), i->damping, i->bound, i->flags);
 }
 
-/* How a method refreshes `batch` factors n by n: bytes of scratch, and the work in an arena of so many. */
+/* A method's refresh of `batch` factors n by n: bytes of scratch, and the work in such an arena. */
 typedef struct refresh_method {
     int64_t (*bytes)(const tch_kfac *k, int64_t batch, int64_t n);
     tch_status (*refresh)(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count,
                           tchi_arena *arena);
 } refresh_method;
 
-/* Factors [first, first + count), as many at a time as fit. Scratch need not grow evenly with their number, so that is
- * halved until it does. */
+/* Refreshes factors [first, first + count) in chunks. Scratch is not proportional to their number, so the chunk is
+ * halved until it fits. */
 static tch_status refresh_factors(tch_kfac *k, const refresh_method *method, const tchi_kfac_factor_batch *f,
                                   int64_t first, int64_t count)
 {
@@ -48,12 +48,12 @@ static tch_status refresh_factors(tch_kfac *k, const refresh_method *method, con
 
 /* --- inverses ---------------------------------------------------------------------------------------------------- */
 
-/* The probes of a certificate, and what it may be: only nonsense is refused, as there is no other method to turn to. */
+/* Probes of a certificate, and its bound: only nonsense is rejected, since there is no other method. */
 #define PROBES 4
 #define MOST_RESIDUAL 0.1
 
-/* A float32 factor is off by about u times its trace, in which its small eigenvalues may be lost, some of them below
- * zero: damping must not be less. */
+/* The rounding error of a float32 factor is about u times its trace, which may make small eigenvalues negative: damping
+ * must be at least that. */
 static double rounding_of(tch_scalar type)
 {
     return type == TCH_SCALAR_F64 ? 0x1p-52 : 0x1p-23;
@@ -87,8 +87,7 @@ static tch_status find_shifts(tch_kfac *k)
     return TCH_OK;
 }
 
-/* In float64 where that is not much slower than float32, and so on every device with tensor cores for it: the error is
- * then that of the factor alone. */
+/* In float64 where that is nearly as fast as float32, as with float64 tensor cores: the error is then the factor's. */
 static tch_scalar inverse_type(const tch_kfac *k)
 {
     tch_product_rates rates = tchi_product_rates(k->context);
@@ -119,7 +118,7 @@ static void inverse_layout(inverse_buffers *b, tchi_arena *arena, const tch_cont
     b->scratch = tchi_arena_take(arena, inverse_scratch(context, type, batch, n));
 }
 
-/* (F + shift I)^-1 = X' X for X the inverse of the Cholesky factor: products but for its small leaves, and no
+/* (F + shift I)^-1 = X' X with X the inverse of the Cholesky factor: products except for small leaves, without
  * iteration. */
 static tch_status invert_factors(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count,
                                  tchi_arena *arena)
@@ -180,7 +179,7 @@ static int64_t basis_bytes(const tch_kfac *k, int64_t batch, int64_t n)
     return arena.used;
 }
 
-/* Eigenvalues below zero are rounding, and become 0. */
+/* Eigenvalues below zero are rounding errors, and set to 0. */
 static tch_status decompose_factors(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count,
                                     tchi_arena *arena)
 {
@@ -234,7 +233,7 @@ static tch_status refresh_factor_batches(tch_kfac *k)
     return TCH_OK;
 }
 
-/* EKFAC in a group: every rank sees the scales of all layers, and has the bases for it. */
+/* EKFAC in a group: every rank updates the scales of all layers, and has their bases. */
 static tch_status share_bases(const tch_kfac *k)
 {
     int64_t bytes = tchi_kfac_traffic_bytes(k, TCHI_BASES);
@@ -247,7 +246,7 @@ static tch_status share_bases(const tch_kfac *k)
     return tchi_kfac_exchange(k, TCHI_BASES, send, receive);
 }
 
-/* EKFAC: in a new basis scales begin at the products of the eigenvalues, KFAC's own. */
+/* EKFAC: in a new basis, scales begin at the products of eigenvalues, as in KFAC. */
 static tch_status start_scales(tch_kfac *k)
 {
     for (int32_t i = 0; i < k->block_batch_count; i++) {
@@ -274,7 +273,7 @@ tch_status tch_kfac_refresh(tch_kfac *kfac)
     if (kfac->comm != NULL && kfac->config.method == TCH_KFAC_EKFAC && status == TCH_OK) {
         status = share_bases(kfac);
     }
-    if (kfac->config.method == TCH_KFAC_EKFAC) { /* also where memory ended halfway: some bases are new */
+    if (kfac->config.method == TCH_KFAC_EKFAC) { /* also if memory ran out halfway: some bases are new */
         tch_status scales = start_scales(kfac);
         status = status == TCH_OK ? scales : status;
     }

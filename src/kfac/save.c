@@ -1,9 +1,8 @@
-/* KFAC in checkpoints: the named state as tensors, the counts as one more, options as settings. Loading compares
- * everything with the file before it writes anything.
+/* KFAC in checkpoints: state as tensors, counts as one more, options as settings. Loading checks everything before it
+ * writes anything.
  *
- * Of a layer that ranks share its owner saves everything, its row of the counts too: by its factors the layer is
- * refreshed. So a tensor is in the checkpoint once, under a name that does not depend on the number of ranks, and one
- * process and any number of them read each other's. */
+ * The owner of a layer saves all of it, including its row of the counts. So each tensor is in the checkpoint once,
+ * under a name that does not depend on the number of ranks, and any number of processes can load it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +18,7 @@
 static const char *const kind_value = "kfac";
 static const char counts_name[] = "counts";
 
-/* What the host counts, [layers, TCH_KFAC_COUNTS]; it lives as long as the writer may read it. */
+/* The host's counters, [layers, TCH_KFAC_COUNTS]; must live until the writer has saved. */
 static tch_tensor counts_view(const tch_kfac *k, int64_t shape[2])
 {
     shape[0] = k->count;
@@ -63,7 +62,7 @@ tch_status tch_kfac_save(tch_kfac *kfac, tch_checkpoint_writer *writer, const ch
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
 
-/* One process has saved them whole, ranks in rows. */
+/* Saved whole by one process, in rows by ranks. */
 static tch_status check_counts(const tch_kfac *k, const tch_checkpoint *file, const char *name)
 {
     const int64_t start[] = {0, 0};
@@ -76,7 +75,7 @@ static tch_status check_counts(const tch_kfac *k, const tch_checkpoint *file, co
     return status == TCH_ERR_INVALID_ARGUMENT ? tchi_saved_missing(name) : status;
 }
 
-/* Whether a name behind the prefix is that of the counts, or of a row of them: those of layers have a slash. */
+/* Whether a name after the prefix is that of the counts, or of a row: those of layers have a slash. */
 static bool is_of_counts(const char *name)
 {
     size_t length = sizeof counts_name - 1;
@@ -84,7 +83,7 @@ static bool is_of_counts(const char *name)
            (name[length] == '\0' || name[length] == '[');
 }
 
-/* A layer more than there is here would be found in no other way. */
+/* Detects additional layers in the file. */
 static tch_status check_nothing_else(const tch_kfac *k, const tch_checkpoint *file, const char *prefix)
 {
     char start[TCHI_SAVED_NAME];
@@ -106,7 +105,7 @@ static tch_status check_nothing_else(const tch_kfac *k, const tch_checkpoint *fi
     return TCH_OK;
 }
 
-/* The options as the file has them; what cannot change must be the same. */
+/* Compares the options with the file's; fixed ones must be equal. */
 static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, const char *prefix,
                                tch_kfac_config *config)
 {
@@ -118,7 +117,7 @@ static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, co
     return tchi_kfac_check_change(&k->config, config);
 }
 
-/* The counts as the file has them, checked, into memory of their own: `read` is [layers, TCH_KFAC_COUNTS]. */
+/* Reads and checks the counts: `read` is [layers, TCH_KFAC_COUNTS]. */
 static tch_status read_counts(const tch_kfac *k, const tch_checkpoint *file, const char *prefix, int64_t *read)
 {
     char name[TCHI_SAVED_NAME];
@@ -145,7 +144,7 @@ static tch_status read_states(const tch_kfac *k, const tch_checkpoint *file, con
     return TCH_OK;
 }
 
-/* Everything but the tensors' bytes, before the first of them is written. */
+/* Checks everything except the tensors' bytes before the first of them is written. */
 static tch_status check_checkpoint(const tch_kfac *k, const tch_checkpoint *file, const char *prefix,
                                    tch_kfac_config *config, int64_t *counts)
 {
@@ -188,7 +187,7 @@ tch_status tch_kfac_load(tch_kfac *kfac, tch_checkpoint *checkpoint, const char 
     size_t bytes = (size_t)kfac->count * TCH_KFAC_COUNTS * sizeof *kfac->counts;
     int64_t *counts = NULL;
     tch_status status = tchi_host_take(bytes, "KFAC's counts", &counts);
-    status = load_kfac(kfac, checkpoint, prefix, counts, status); /* also without memory: the other ranks wait */
+    status = load_kfac(kfac, checkpoint, prefix, counts, status); /* also if out of memory: the other ranks wait */
     tchi_host_release(counts, bytes);
     return status;
 }

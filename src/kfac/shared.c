@@ -1,7 +1,7 @@
-/* KFAC that the ranks of a group share. Every rank sees samples of its own, so all have the factors of all layers; but
- * one of them, a layer's owner, refreshes what preconditions, and what comes of it goes to the others: preconditioned
- * gradients, or under EKFAC the bases, which every rank needs to see the scales. Parts are walked in the order of the
- * layers on every rank alike, so that the schedule of bytes follows from the layers alone. */
+/* KFAC shared by the ranks of a group. All ranks have the factors of all layers, since each sees other samples; the
+ * owner of a layer refreshes its inverses or bases and sends the result: preconditioned gradients, or for EKFAC the
+ * bases, which every rank needs for the scales. All ranks use the order of the layers, which determines the sizes of
+ * messages. */
 #include "comm/comm.h"
 #include "core/allocator.h"
 #include "core/list.h"
@@ -11,7 +11,7 @@
 
 /* --- owners ------------------------------------------------------------------------------------------------------ */
 
-/* Sizes above this one are far beyond memory; their cubes would not fit. */
+/* Larger sizes exceed any memory; their cubes would overflow. */
 #define MOST_SIZE ((int64_t)1 << 18)
 
 static int64_t cube(int64_t n)
@@ -20,13 +20,13 @@ static int64_t cube(int64_t n)
     return n * n * n;
 }
 
-/* What a refresh of the layer costs, up to a constant. */
+/* Cost of a layer's refresh, up to a constant. */
 static int64_t cost_of(const tchi_kfac_layer *layer)
 {
     return cube(layer->inputs + layer->bias) + cube(layer->outputs / layer->groups);
 }
 
-/* The most expensive layer without an owner, the first of equal ones. */
+/* The most expensive layer without an owner; the first of ties. */
 static tchi_kfac_layer *next_layer(tch_kfac *k)
 {
     tchi_kfac_layer *found = NULL;
@@ -39,7 +39,7 @@ static tchi_kfac_layer *next_layer(tch_kfac *k)
     return found;
 }
 
-/* Longest processing time first: each layer goes to the rank that has least to do, the first of equal ones. */
+/* Longest processing time first: each layer goes to the rank with the least load, the first of ties. */
 tch_status tchi_kfac_choose_owners(tch_kfac *k)
 {
     int32_t size = tch_comm_size(k->comm);
@@ -125,7 +125,7 @@ int64_t tchi_kfac_traffic_bytes(const tch_kfac *k, tchi_kfac_traffic what)
     return most;
 }
 
-/* The parts of one rank, one after the other, into a buffer or out of it. */
+/* Copies the parts of one rank, in order, into or out of a buffer. */
 static tch_status copy_parts(const tch_kfac *k, tchi_kfac_traffic what, int32_t rank, char *buffer, bool out)
 {
     for (int32_t i = 0; i < part_count(k, what); i++) {
