@@ -80,6 +80,7 @@ def our_shampoo(parameters, mesh):
         lr=0.01,
         betas=(0.9, 0.99),
         grafting="adam",
+        exponent_override=0,
         precondition_frequency=PERIOD,
         max_preconditioner_dim=256,
         **({} if mesh else {"process_group": dist.group.WORLD}),

@@ -82,7 +82,7 @@ def defaults(library, kind, **options):
     library.lib.tch_optim_defaults.restype = Config
     config = library.lib.tch_optim_defaults(_int(KINDS[kind]))
     if kind == "shampoo":  # the paper's, which figures have been taken with from the first
-        options = {"lr": 0.03, "beta2": 1.0, "eps": 1e-4, "grafting": 0} | options
+        options = {"lr": 0.03, "beta2": 1.0, "eps": 1e-4, "grafting": 0, "exponent_override": 0} | options
     for name, value in options.items():
         structs = [config, *(getattr(config, struct) for struct in _STRUCTS)]
         owner = next((struct for struct in structs if name in dict(struct._fields_)), None)

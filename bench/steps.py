@@ -21,7 +21,7 @@ TINY = [(40, 24), (24,), (8, 40)]
 NEVER = 1 << 20  # a period that no measurement comes to the end of
 CLASSES = {"sgd": "SGD", "adamw": "AdamW", "shampoo": "Shampoo", "soap": "SOAP", "muon": "Muon"}
 # The paper's Shampoo, and SOAP in blocks.
-SHAMPOO = {"lr": 1e-4, "betas": (0.9, 1.0), "eps": 0.0, "relative_eps": 1e-6, "grafting": None}
+SHAMPOO = {"lr": 1e-4, "betas": (0.9, 1.0), "eps": 0.0, "relative_eps": 1e-6, "grafting": None, "exponent_override": 0}
 GRAFTED = {"lr": 1e-3, "betas": (0.9, 0.95), "grafting_beta2": 0.95, "weight_decay": 0.1}
 SOAP = {"lr": 1e-4, "max_preconditioner_dim": 1024, "block": True}
 WHOLE = {"lr": 1e-3, "weight_decay": 0.1}

@@ -141,7 +141,8 @@ typedef struct tch_optim_config {
         /* Shampoo only */
         int32_t start_preconditioning_step; /* before this step, counted from 1, the grafted method alone (SGD without
                                                grafting); -1: precondition from the first step */
-        int32_t exponent_override;          /* the root is the power -1/override. 0: twice the number of factors */
+        int32_t exponent_override;          /* the root is the power -1/override. 0: twice the number of factors, as in
+                                               the paper */
         tch_grafting grafting;
         double grafting_beta2, grafting_eps; /* (step) */
     } shampoo;

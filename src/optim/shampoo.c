@@ -2,7 +2,7 @@
  * gradient is multiplied by an inverse root of each.
  *
  *     C_k <- weight C_k + weight' G_(k) G_(k)'          every step, every dimension k
- *     X_k <- (C_k + damping I)^(-1 / (2 order))         in refresh steps
+ *     X_k <- (C_k + damping I)^(-1/2)                   in refresh steps; in the paper the power is -1 / (2 order)
  *     P   <- F x_1 X_1 x_2 X_2 ...                      F the filtered gradient
  *     P   <- P |D| / |P|                                D the direction of the grafted method
  *
@@ -22,8 +22,9 @@
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
-/* Unlike in the paper, factors are averages, which forget early gradients; damping is relative (this eps only keeps a
- * factor of zeros nonsingular); and grafting onto Adam lets its learning rates carry over. */
+/* Unlike in the paper, factors are averages, which forget early gradients; the power is -1/2, which trains to lower
+ * losses (docs/optimizers.md); damping is relative (this eps only keeps a factor of zeros nonsingular); and grafting
+ * onto Adam lets its learning rates carry over. */
 static void set_shampoo_defaults(tch_optim_config *c)
 {
     c->lr = 1e-3;
@@ -33,6 +34,7 @@ static void set_shampoo_defaults(tch_optim_config *c)
     c->shampoo.grafting = TCH_GRAFTING_ADAM;
     c->shampoo.precondition_frequency = 100;
     c->shampoo.refresh_drift = 1.5;
+    c->shampoo.exponent_override = 2;
     c->shampoo.merge_dims = 1;
 }
 

@@ -16,9 +16,10 @@ static const double pi = 3.14159265358979323846;
 
 enum { MOST_STEPS = 1000000000 };
 
-/* The interval of the measurements in docs/training.md. */
+/* The interval and Shampoo's power of the measurements in docs/training.md. */
 static void suit_period(tch_optim_config *config)
 {
+    config->shampoo.exponent_override = config->kind == TCH_OPTIM_SHAMPOO ? 0 : config->shampoo.exponent_override;
     config->shampoo.precondition_frequency = 10;
     config->shampoo.refresh_drift = 0.0;
 }

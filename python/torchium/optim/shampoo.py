@@ -22,7 +22,7 @@ class Shampoo(SecondOrder):
 
         L <- beta2 L + (1 - beta2) G G'
         R <- beta2 R + (1 - beta2) G' G
-        p <- (1 - lr weight_decay) p - lr (L + eps I)^(-1/4) F (R + eps I)^(-1/4)
+        p <- (1 - lr weight_decay) p - lr (L + eps I)^(-1/2) F (R + eps I)^(-1/2)
 
     Factors are updated in every step, roots adaptively or every `precondition_frequency` steps, staggered. Vectors and
     scalars get AdamW.
@@ -48,7 +48,7 @@ class Shampoo(SecondOrder):
             - `precondition_1d=False`: precondition vectors;
             - `start_preconditioning_step=-1`: use only the grafted method before this step;
             - `grafting_beta2=0.999`, `grafting_eps=1e-8`: of the grafted method;
-            - `exponent_override=0`: the root, if not twice the number of dimensions: 1, 2, 3, 4, 6 or 8;
+            - `exponent_override=2`: the root: 1, 2, 3, 4, 6 or 8; 0: twice the number of dimensions, as in the paper;
             - `refresh_drift`: growth of the mean square of a block's direction at which its roots are refreshed. None
               means 1.5 without `precondition_frequency`, and 0, a fixed interval, with it;
             - `stagger=True`: spread the refreshes over the steps of an interval.
@@ -67,7 +67,7 @@ class Shampoo(SecondOrder):
         *same("root_dtype", convert=dtype_name),
         *same(weight_decay_type="decoupled"),
         *same("max_preconditioner_dim", struct="shampoo", merge_dims=True, precondition_1d=False, stagger=True),
-        *same(struct="shampoo", start_preconditioning_step=-1, exponent_override=0),
+        *same(struct="shampoo", start_preconditioning_step=-1, exponent_override=2),
         *same("precondition_frequency", struct="shampoo", convert=period),
         *same("refresh_drift", struct="shampoo", convert=drift(1.5)),
         *same(struct="shampoo", convert=number, grafting_beta2=0.999, grafting_eps=1e-8),
@@ -101,7 +101,7 @@ class Shampoo(SecondOrder):
 
 class CUDAShampoo(Shampoo):
     """Shampoo with the defaults of an existing class of this name, for compatibility: lr=0.03, eps=1e-4,
-    update_freq=100, summed factors (betas=(0.9, 1.0)) and no grafting.
+    update_freq=100, summed factors (betas=(0.9, 1.0)), the power -1/4 for matrices and no grafting.
 
     Args:
         params: as for `Shampoo`.
@@ -121,6 +121,6 @@ class CUDAShampoo(Shampoo):
         weight_decay: float = 0,
         **options: Any,
     ) -> None:
-        defaults = {"betas": (0.9, 1.0), "grafting": None}
+        defaults = {"betas": (0.9, 1.0), "grafting": None, "exponent_override": 0}
         numbers = {"eps": eps, "weight_decay": weight_decay, "precondition_frequency": update_freq}
         super().__init__(params, lr, **(defaults | numbers | options))

@@ -25,7 +25,7 @@ DEFAULTS = {
         "weight_decay": 0.0, "betas": (0.9, 0.95),
         "weight_decay_type": "decoupled", "max_preconditioner_dim": 1024, "start_preconditioning_step": -1,
         "use_bias_correction": True, "grafting": "adam", "grafting_beta2": 0.999, "grafting_eps": 1e-8, "momentum": 0.0,
-        "nesterov": False, "exponent_override": 0, "merge_dims": True, "precondition_1d": False, "maximize": False,
+        "nesterov": False, "exponent_override": 2, "merge_dims": True, "precondition_1d": False, "maximize": False,
     },
     "soap": {
         "lr": 3e-3, "betas": (0.95, 0.95), "shampoo_beta": -1, "eps": 1e-8, "weight_decay": 0.01,

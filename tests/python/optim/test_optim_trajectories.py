@@ -43,7 +43,7 @@ OPTIONS = {
         *[("betas", (0.5, 0.6)), ("eps", 0.5), ("relative_eps", 0.5), ("precondition_frequency", 2)],
         *[("weight_decay_type", "l2"), ("max_preconditioner_dim", 3), ("precondition_1d", True), ("merge_dims", False)],
         *[("start_preconditioning_step", 3), ("use_bias_correction", False), ("grafting_beta2", 0.5)],
-        *[("grafting_eps", 0.5), ("momentum", 0.2), ("nesterov", True), ("exponent_override", 2)],
+        *[("grafting_eps", 0.5), ("momentum", 0.2), ("nesterov", True), ("exponent_override", 3)],
         *[("grafting", None), ("grafting", "sgd"), ("grafting", "adagrad"), ("grafting", "rmsprop"), *ADAMW],
     ],
     "soap": [

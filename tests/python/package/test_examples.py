@@ -203,5 +203,5 @@ BY_TORCHRUN = [(2, "fsdp.py"), (4, "fsdp.py", "--replicas", "2"), (4, "tensor_pa
 
 @pytest.mark.parametrize("run", BY_TORCHRUN, ids=lambda run: f"{run[1]}-{run[0]}")
 def test_by_torchrun(run, tmp_path):
-    for said in run_by_torchrun(run[0], tmp_path, *run[1:], "--steps", "12"):
+    for said in run_by_torchrun(run[0], tmp_path, *run[1:], "--steps", "40"):
         check_learnt(said)

@@ -17,6 +17,7 @@ static inline tch_optim_config test_optim_defaults(tch_optim_kind kind)
         config.lr = 0.03;
         config.beta2 = 1.0;
         config.eps = 1e-4;
+        config.shampoo.exponent_override = 0;
         config.shampoo.grafting = TCH_GRAFTING_NONE;
     }
     if (kind == TCH_OPTIM_KL_SHAMPOO) {
