@@ -32,7 +32,7 @@ typedef struct training {
     int64_t updates[MOST_RANKS][KFAC_LAYERS];
     tch_status after[MOST_RANKS];           /* of a step that follows a load which failed */
     const char *repaired[MOST_RANKS];       /* what is loaded then */
-    tch_status repaired_status[MOST_RANKS]; /* and what became of it */
+    tch_status repaired_status[MOST_RANKS]; /* its result */
 } training;
 
 static training training_of(const tch_kfac_config *config, int32_t ranks)

@@ -215,7 +215,7 @@ TEST_WITH(a_workspace_that_moves_while_recording_is_noticed, open_recordings, cl
     w.scratch = 50000;
     once(&w, 1);
     check_figures(1, 1, 0, 1);
-    assert_int_equal(w.calls, WARM + 2); /* recorded in vain, and done */
+    assert_int_equal(w.calls, WARM + 2); /* the failed recording, and the call itself */
     times(&w, 1, WARM + 2);              /* under the key of the workspace there is now */
     check_figures(2, 2, 2, 1);
 }

@@ -350,7 +350,7 @@ static void break_bias(world *w, const function *f)
     }
 }
 
-/* Numbers per sample lie one after the other. */
+/* Numbers per sample are contiguous. */
 static void break_strides(world *w, const function *f)
 {
     const test_flaw every_second = {"stride 2", TCH_ERR_LAYOUT, PART_STRIDE, 2, {0}};

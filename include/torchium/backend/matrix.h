@@ -45,7 +45,7 @@ typedef struct tch_spectrum_map {
 } tch_spectrum_map;
 
 /* Products per second of each arithmetic, for large matrices, in any unit: what the choice of arithmetic weighs. 0
- * where the backend does not offer the type to compute in; one that offers bf16x2 has `split_rows`, and `cholesky`
+ * where the backend does not offer the compute type; one that offers bf16x2 has `split_rows`, and `cholesky`
  * gives the factor itself. */
 typedef struct tch_product_rates {
     double f64, f32;

@@ -160,7 +160,7 @@ static tch_status zero_bytes(void *state, void *dst, int64_t bytes)
     return TCH_OK;
 }
 
-/* One scratch block serves one thread: they are laid side by side, each rounded to whole cache lines. */
+/* One scratch block serves one thread: they are contiguous, each rounded to cache lines. */
 static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
                              int64_t batch, int64_t extra)
 {

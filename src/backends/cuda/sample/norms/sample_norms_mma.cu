@@ -57,7 +57,7 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned ? BLOCKS : 1
 #endif
 }
 
-/* Gram form. T^2 (p + d) operations per sample, and half of a diagonal tile in vain. A block reads 256 (p + d)
+/* Gram form. T^2 (p + d) operations per sample, and half of a diagonal tile is wasted. A block reads 256 (p + d)
  * elements for its tile. For 32 samples of 768 to 3072 with T = 256 in float32: 8 GFLOP, 0.02 ms at the 401 TFLOP/s of
  * cuBLAS in TF32; 126 MB, 0.03 ms at 4.19 TB/s. */
 template <tch_scalar type, bool aligned>
