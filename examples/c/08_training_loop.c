@@ -85,7 +85,7 @@ static double backward(tch_context *context, model *m)
 static double learning_rate(int step)
 {
     double share = 0.5 * (1.0 + cos(3.141592653589793 * step / STEPS));
-    return 0.1 * (step < WARMUP ? (double)(step + 1) / WARMUP : share);
+    return 0.2 * (step < WARMUP ? (double)(step + 1) / WARMUP : share);
 }
 
 static double train(tch_context *context, model *m, int from, int to)
