@@ -319,25 +319,36 @@ def missing_in_a_whole_state(size):
         assert "exp_avg" in str(error), error
 
 
-def large_vectors(size):
-    """Spans of a large parameter, which ranks of replicas divide, are one tensor in one process."""
-    values = [torch.randn(1100, 1000, generator=torch.Generator().manual_seed(4))]
+def large_vectors(size, folder):
+    """Spans of a large parameter, which ranks of replicas divide across its rows, are one tensor in one process and in
+    a checkpoint."""
+    value = torch.randn(1100, 1000, generator=torch.Generator().manual_seed(4))
+
+    def made(name, value, place=plain, **more):
+        parameters = [torch.nn.Parameter(place(value.clone()))]
+        return make(name, parameters, **more), parameters
+
+    def steps(optimizer, parameters, place, gradient):
+        parameters[0].grad = place(gradient)
+        optimizer.step()
+        return whole(parameters[0])
+
+    group = {"process_group": dist.group.WORLD}
     for name in ("AdamW", "Lion"):
-        first = [torch.nn.Parameter(values[0].clone())]
-        optimizer = make(name, first, process_group=dist.group.WORLD)
-        first[0].grad = values[0].sin()
-        optimizer.step()
+        optimizer, first = made(name, value, **group)
+        middle = steps(optimizer, first, plain, value.sin()).clone()
+        save_checkpoint(torch.nn.ParameterList(first), optimizer, f"{folder}/large/{name}")
         optimizer.consolidate_state_dict(to=0)
-        if dist.get_rank() == 0:
-            second = [torch.nn.Parameter(first[0].detach().clone())]
-            alone = make(name, second)
-            alone.load_state_dict(optimizer.state_dict())
-        first[0].grad = values[0].cos()
-        optimizer.step()
-        if dist.get_rank() == 0:
-            second[0].grad = values[0].cos()
-            alone.step()
-            assert torch.equal(first[0], second[0]), name
+        saved = optimizer.state_dict() if dist.get_rank() == 0 else None
+        expected = steps(optimizer, first, plain, value.cos())
+        for place, more in ((plain, group), (by_rows(size), {})):
+            second, parameters = made(name, value, place, **more)
+            load_checkpoint(torch.nn.ParameterList(parameters), second, f"{folder}/large/{name}")
+            assert torch.equal(steps(second, parameters, place, value.cos()), expected), f"{name}, {list(more)}"
+        if saved is not None:
+            second, parameters = made(name, middle)
+            second.load_state_dict(saved)
+            assert torch.equal(steps(second, parameters, plain, value.cos()), expected), name
 
 
 def copies_of_a_part(size):
