@@ -1,5 +1,4 @@
-/* Arguments: see arguments.h. Numbers are read through Python's own protocols (__float__, __index__), so whatever
- * Python takes for a number is one here. */
+/* Numbers are converted by Python's own protocols (__float__, __index__), so every Python number is accepted. */
 #include "arguments.h"
 
 #include <math.h>
@@ -70,7 +69,7 @@ int py_arguments(const char *function, const char *const *names, int required, P
     return 0;
 }
 
-/* What a method without arguments returns, or NULL; what goes wrong is left to whoever uses the object. */
+/* Calls a method without arguments; NULL, without an exception, on failure. */
 static PyObject *result_of(PyObject *object, const char *name)
 {
     PyObject *method = object == NULL ? NULL : PyObject_GetAttrString(object, name);
@@ -80,7 +79,7 @@ static PyObject *result_of(PyObject *object, const char *name)
     return result;
 }
 
-/* Refuses a tensor whose storage was shrunk under it, before its own __float__ or __index__ reads what is gone. */
+/* Rejects a tensor whose storage was resized to less, before its __float__ or __index__ reads freed memory. */
 static int check_readable(PyObject *value, const char *name)
 {
     if (PyLong_Check(value) || PyFloat_Check(value)) {
@@ -215,7 +214,7 @@ int py_take_string(PyObject *value, const char *name, const char **result)
     return 0;
 }
 
-/* "'auto', 'eigen' or 'newton'", cut where it does not fit. */
+/* "'auto', 'eigen' or 'newton'", truncated to fit. */
 static void list_words(const char *const *words, char *text, size_t size)
 {
     size_t used = 0;

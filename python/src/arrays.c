@@ -1,5 +1,5 @@
-/* The arrays of a call: see arrays.h. What an object says about itself is copied, so that it holds whatever becomes of
- * the object; shapes, strides and devices are then the library's to judge. */
+/* Descriptions of arrays are copied, so that they stay valid if the object changes; the library validates shapes,
+ * strides and devices. */
 #include "arrays.h"
 
 #include <stdio.h>
@@ -7,9 +7,9 @@
 
 #include "arguments.h"
 
-/* --- refusals ---------------------------------------------------------------------------------------------------- */
+/* --- rejected arrays --------------------------------------------------------------------------------------------- */
 
-/* The text of an exception up to its first line break, PyTorch's having stack traces below. NULL when there is none. */
+/* The first line of an exception's message, since PyTorch appends stack traces. NULL if there is none. */
 static PyObject *first_line(PyObject *value)
 {
     PyObject *text = value != NULL ? PyObject_Str(value) : NULL;
@@ -26,7 +26,7 @@ static PyObject *first_line(PyObject *value)
     return text;
 }
 
-/* What is no judgement on the array (an interrupt, no memory) is passed on as it is. */
+/* Exceptions that are not about the array (an interrupt, no memory) are passed on unchanged. */
 static bool is_about_array(void)
 {
     return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
@@ -99,7 +99,7 @@ int py_array_adopt(py_array *array, const py_operand *operand, const tch_tensor 
     }
     array->tensor = *given;
     if (given->device.type == TCH_DEVICE_CPU) {
-        array->tensor.device.index = 0; /* JAX can number several, which are one to us */
+        array->tensor.device.index = 0; /* JAX numbers CPU devices; the library has one */
     }
     array->tensor.shape = array->shape;
     array->tensor.strides = NULL;
@@ -304,8 +304,8 @@ static int import_others(py_array *arrays, tch_tensor **tensors, const py_operan
     return imported;
 }
 
-/* Classes of tensors may have methods of their own, and importing ran code of other libraries: either may have changed
- * what was borrowed before. Asked by the table alone, which runs no such code. */
+/* Subclasses of tensors may override methods, and importing ran code of other libraries: either may have changed arrays
+ * borrowed earlier. Compares by the table alone, which runs no such code. */
 static int check_unchanged(const py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count)
 {
     for (int i = 0; i < count; i++) {

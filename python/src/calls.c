@@ -1,4 +1,3 @@
-/* One call: see calls.h. */
 #include "calls.h"
 
 #include <time.h>
@@ -30,8 +29,7 @@ static int check_stream(tch_device device, PyObject *stream)
     return 0;
 }
 
-/* Whether PyTorch is recording a graph from its current stream, which is not the default one: from that nothing can be
- * recorded. */
+/* Whether PyTorch is capturing a graph on its current stream; the default stream cannot be captured. */
 static bool is_capturing(void)
 {
     static py_question capturing = {"torch.cuda", "is_current_stream_capturing", NULL, NULL};
@@ -40,8 +38,8 @@ static bool is_capturing(void)
     return answer == 1;
 }
 
-/* A stream that may be gone after the call is only visited: the context of the default stream goes there and comes
- * back, and no context remembers it. */
+/* A stream that may be destroyed after the call is used temporarily: the default stream's context switches to it and
+ * back, so that no context refers to it. */
 static py_context *borrow_place(tch_device device, const py_stream *stream)
 {
     bool visit = stream->passing && device.type == TCH_DEVICE_CUDA;
@@ -59,7 +57,7 @@ static py_context *borrow_place(tch_device device, const py_stream *stream)
     return place;
 }
 
-/* A context that cannot come back from its visit stays away for good. */
+/* A context that fails to switch back is not used again. */
 static void return_place(py_call *call)
 {
     if (call->stream.passing && call->place->device.type == TCH_DEVICE_CUDA &&
@@ -89,7 +87,7 @@ int py_call_begin(py_call *call, const py_operand *operands, int count, PyObject
     return 0;
 }
 
-/* Made for the call, as the array that it is like was taken. */
+/* Created by the call, so borrowed or imported like the array it is modeled on. */
 static int take_made(py_call *call, int index, const DLPackExchange *table, const py_operand *operand)
 {
     if (table == NULL) {
@@ -129,7 +127,7 @@ void py_call_make(py_call *call, int index, int like, py_shape shape)
     }
 }
 
-/* A new reference to what the caller gets, and the end of what was made for a call that failed. */
+/* A new reference to the result; on failure, releases the arrays that the call created. */
 static PyObject *result_of(py_call *call)
 {
     PyObject *result = NULL;
@@ -148,7 +146,7 @@ static PyObject *result_of(py_call *call)
     return result;
 }
 
-/* Other work is not ordered after this call, which must finish before the arrays are released. */
+/* Other work is not ordered after this call, which must synchronize before the arrays are released. */
 static void wait_for_results(py_call *call)
 {
     PyObject *kind, *value, *trace;

@@ -25,32 +25,32 @@ typedef struct py_call {
     tch_status status;
     py_context *place;
     py_stream stream;
-    bool failed; /* an exception is set; the library is not called */
+    bool failed; /* an exception is set, and the library is not called */
     int count;
     int made_count;
     PyObject *made[PY_CALL_RESULTS];
     const py_operand *operands;
-    tch_tensor *tensors[PY_CALL_ARRAYS]; /* NULL where None was given and allowed */
+    tch_tensor *tensors[PY_CALL_ARRAYS]; /* NULL for an allowed None */
     py_array arrays[PY_CALL_ARRAYS];
 } py_call;
 
-/* Takes the arrays and borrows a context: on `device` where that is not NULL, else where the arrays are. `stream` is
- * NULL, None or the number of a CUDA stream. Returns 0, or -1 with an exception set and nothing to give back. */
+/* Borrows or imports all arrays and borrows a context, on `device` unless NULL, else on the arrays' device. `stream` is
+ * NULL, None or the number of a CUDA stream. Returns 0, or -1 with an exception set and nothing to release. */
 int py_call_begin(py_call *call, const py_operand *operands, int count, PyObject *stream, const tch_device *device);
 
-/* Makes operand `index`, for which None was given, as an array like operand `like`, which must be PyTorch's. */
+/* Creates operand `index`, given as None, as an array like operand `like`, which must be PyTorch's. */
 void py_call_make(py_call *call, int index, int like, py_shape shape);
 
-/* Gives everything back. Returns what was made, two of them as a tuple, or None where nothing was; NULL with an
- * exception set where the call failed. */
+/* Releases everything. Returns the created arrays, two as a tuple, or None if there are none; NULL with an exception
+ * set if the call failed. */
 PyObject *py_call_end(py_call *call);
 
-/* Nanoseconds that this thread has spent in the library, inside PY_CALL: what is left of a call's time is Python's. The
- * second one counts the time since `began`, and gives the time there is now where that is 0. */
+/* Nanoseconds that this thread has spent in the library, inside PY_CALL; the rest of a call's time is Python's. The
+ * second one adds the time since `began`; if that is 0 it returns the current time. */
 int64_t py_library_time(void);
 int64_t py_library_clock(int64_t began);
 
-/* Runs the expression, a call that gives a status, without the GIL. */
+/* Runs the expression, a call that returns a status, without the GIL. */
 #define PY_CALL(call, expression)                                                                                      \
     do {                                                                                                               \
         Py_BEGIN_ALLOW_THREADS int64_t py_began_ = py_library_clock(0);                                                \
@@ -61,7 +61,7 @@ int64_t py_library_clock(int64_t began);
 
 /* --- shapes of results ------------------------------------------------------------------------------------------- */
 
-/* That of `a`; [..., n] for a [..., n, n]; [..., rows, columns] for a [..., m, n]; [..., m, m] for it, or [..., n, n]
+/* The shape of `a`; [..., n] for a [..., n, n]; [..., rows, columns] for a [..., m, n]; [..., m, m], or [..., n, n]
  * with transpose. */
 py_shape py_shape_like(const tch_tensor *a);
 py_shape py_shape_rows(const tch_tensor *a);
@@ -72,21 +72,21 @@ py_shape py_shape_gram(const tch_tensor *a, bool transpose);
 py_shape py_shape_product(const tch_tensor *a, const tch_tensor *b);
 
 /* [..., m p, n q], [..., m p, r] and [..., m, p] for a [..., m, n], b [..., p, q] and x. The leading dimensions are
- * those of the argument that has any; the library checks that the others agree. */
+ * those of any argument that has them; the library checks that the others agree. */
 py_shape py_shape_kronecker(const tch_tensor *a, const tch_tensor *b);
 py_shape py_shape_kronecker_matmul(const tch_tensor *a, const tch_tensor *b, const tch_tensor *x);
 py_shape py_shape_kronecker_apply(const tch_tensor *a, const tch_tensor *b, const tch_tensor *x);
 
-/* --- a function -------------------------------------------------------------------------------------------------- */
+/* --- declaring a function ---------------------------------------------------------------------------------------- */
 
-/* Behind PY_TAKE: argument `i` as an array that is read or written, and where None may stand for none; or None. */
+/* After PY_TAKE: argument `i` as an array that is read or written; PY_MAYBE_ also allows None. */
 #define PY_IN(i) ((py_operand){v[i], names[i], PY_REQUIRED})
 #define PY_MAYBE_IN(i) ((py_operand){v[i], names[i], 0})
 #define PY_OUT(i) ((py_operand){v[i], names[i], PY_REQUIRED | PY_WRITTEN})
 #define PY_MAYBE_OUT(i) ((py_operand){v[i], names[i], PY_WRITTEN})
 #define PY_NONE(i) ((py_operand){Py_None, names[i], PY_WRITTEN})
 
-/* `call` with these arrays, begun, and `t`, its tensors in their order; or the end with an exception set. */
+/* Begins `call` with these arrays, and defines `t`, its tensors in order; returns NULL on an error. */
 #define PY_BEGIN(stream, device, ...)                                                                                  \
     py_call call;                                                                                                      \
     tch_tensor **t = call.tensors;                                                                                     \
@@ -95,7 +95,7 @@ py_shape py_shape_kronecker_apply(const tch_tensor *a, const tch_tensor *b, cons
         return NULL;                                                                                                   \
     }
 
-/* py_call_make, where None was given. */
+/* py_call_make, if None was given. */
 #define PY_MAKE(index, like, shape)                                                                                    \
     if (t[index] == NULL) {                                                                                            \
         py_call_make(&call, index, like, shape);                                                                       \

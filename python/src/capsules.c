@@ -1,12 +1,12 @@
-/* Arrays through Python's __dlpack__: any library's, at the price of a call into it. A capsule belongs to whoever
- * renames it, and its deleter is called exactly once, when our call is over. */
+/* Imports arrays through Python's __dlpack__. A capsule belongs to whoever renames it, and its deleter is called
+ * exactly once, when the call is over. */
 #include "arrays.h"
 
 #include <string.h>
 
 #include "arguments.h"
 
-/* Made once, by py_capsules_register. */
+/* Created once, by py_capsules_register. */
 static struct {
     PyObject *dlpack, *dlpack_device, *max_version, *stream, *version, *no_arguments;
 } constants;
@@ -24,7 +24,7 @@ int py_capsules_register(void)
     return failed ? -1 : 0;
 }
 
-/* Libraries whose arrays must not change, though their capsules do not always say so. */
+/* Libraries with immutable arrays, though their capsules do not always say so. */
 static bool is_immutable(PyObject *object)
 {
     static const char *const names[] = {"jax", "tensorflow"};
@@ -39,10 +39,9 @@ static bool is_immutable(PyObject *object)
     return found;
 }
 
-/* --- asking for the capsule -------------------------------------------------------------------------------------- */
+/* --- requesting the capsule -------------------------------------------------------------------------------------- */
 
-/* The device by the object's own account: only its kind matters here, for a GPU's arrays are asked for with a
- * stream. */
+/* The device as reported by the object. Only its type matters here: arrays on a GPU are requested with a stream. */
 static int device_kind(const py_operand *operand, int64_t *kind)
 {
     PyObject *method = PyObject_GetAttr(operand->object, constants.dlpack_device);
@@ -59,7 +58,7 @@ static int device_kind(const py_operand *operand, int64_t *kind)
     return failed ? py_array_refuse(PyExc_TypeError, operand, "does not tell its device") : 0;
 }
 
-/* {"max_version": (1, 0)} and, for a GPU, {"stream": number}, of which the default stream's is 1. */
+/* {"max_version": (1, 0)} and, for a GPU, {"stream": number}; the default stream is 1. */
 static PyObject *request_keywords(bool versioned, bool on_gpu, void *stream)
 {
     PyObject *keywords = PyDict_New();
@@ -82,7 +81,7 @@ static PyObject *ask_for_capsule(PyObject *method, bool versioned, bool on_gpu, 
     return capsule;
 }
 
-/* A library from before DLPack 1.0 does not know max_version and says so by a TypeError. */
+/* Libraries older than DLPack 1.0 raise TypeError for max_version. */
 static PyObject *capsule_of(PyObject *object, bool on_gpu, void *stream)
 {
     PyObject *method = PyObject_GetAttr(object, constants.dlpack);
@@ -98,8 +97,8 @@ static PyObject *capsule_of(PyObject *object, bool on_gpu, void *stream)
     return capsule;
 }
 
-/* Tensors that require gradients refuse to be exported by PyTorch before 2.10; without their history they do not. The
- * exception of the first attempt is kept where the second fails too. */
+/* PyTorch before 2.10 does not export tensors that require gradients; detached, it does. If the second attempt fails
+ * too, the exception of the first is kept. */
 static PyObject *capsule_without_history(PyObject *object, bool on_gpu, void *stream)
 {
     PyObject *kind, *value, *trace;
@@ -119,7 +118,7 @@ static PyObject *capsule_without_history(PyObject *object, bool on_gpu, void *st
     return capsule;
 }
 
-/* --- opening it -------------------------------------------------------------------------------------------------- */
+/* --- reading it -------------------------------------------------------------------------------------------------- */
 
 static int open_versioned(py_array *array, const py_operand *operand, PyObject *capsule)
 {

@@ -1,12 +1,12 @@
-/* A group of processes for the library from a function of the caller's, and the placements of its parameters. The
- * library calls the function without the GIL, which is taken here. */
+/* Groups of processes whose collectives are a Python function, called by the library without the GIL, which is acquired
+ * here; and placements of parameters. */
 #include "session.h"
 
 #include "arguments.h"
 
 /* --- collectives ------------------------------------------------------------------------------------------------- */
 
-/* Without `counts`, `number` is what there is to tell: bytes or elements. */
+/* Without `counts`, `number` is passed: bytes or elements. */
 static tch_status call_collective(py_session *self, const char *operation, const void *send, void *receive,
                                   int64_t number, const tch_comm_counts *counts, void *stream)
 {
@@ -99,7 +99,7 @@ static int take_shard(PyObject *tuple, int32_t ndim, tch_shard *shard)
     return 0;
 }
 
-/* The shards of an entry, or NULL where there are none; borrowed. */
+/* The shards of an entry, or NULL if there are none; borrowed. */
 static PyObject *shards_of(PyObject *entry)
 {
     return entry == Py_None ? NULL : PyTuple_GetItem(entry, 1);

@@ -1,6 +1,6 @@
-/* The list of contexts. In the ordinary case a call finds the context of its stream idle and simply uses it: no event,
- * no wait. Contexts are never destroyed: at the end of a process the GPU's driver may be gone before us, and the memory
- * goes back with the process. */
+/* The list of contexts. Usually a call finds the context of its stream idle and uses it: no event, no synchronization.
+ * Contexts are never destroyed: at process exit the GPU's driver may already be unloaded, and the memory is freed with
+ * the process. */
 #include "contexts.h"
 
 #include <pthread.h>
@@ -8,15 +8,15 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Streams of one GPU that have contexts of their own at the same time, each with workspaces for itself and cuBLAS.
- * Beyond them a context passes from the stream that was not used for longest to the new one. */
+/* Streams of one GPU that can have contexts at the same time, each with its own workspaces and cuBLAS handle. Beyond
+ * this number the context of the least recently used stream moves to the new one. */
 #define MOST_STREAMS 4
 
 static py_context *contexts;
 static uint64_t loans;
 
-/* In a child the parent's contexts are left alone: their locks and threads may be in any state. Neither can OpenMP's
- * threads be used, which did not come along; one thread is what is left. */
+/* After fork(), the parent's contexts are not touched: their locks and threads may be in any state. OpenMP's threads do
+ * not exist in the child, so it uses one thread. */
 static void forget_contexts(void)
 {
     contexts = NULL;
@@ -49,7 +49,7 @@ static bool is_idle_on(const py_context *c, tch_device device)
     return !c->busy && c->device.type == device.type && c->device.index == device.index;
 }
 
-/* --- choosing ---------------------------------------------------------------------------------------------------- */
+/* --- choosing a context ------------------------------------------------------------------------------------------ */
 
 static py_context *idle_on_stream(tch_device device, void *stream)
 {
@@ -61,7 +61,7 @@ static py_context *idle_on_stream(tch_device device, void *stream)
     return NULL;
 }
 
-/* Idle, of another stream, and free to leave it. */
+/* Idle, on another stream, and allowed to move. */
 static py_context *least_recent(tch_device device)
 {
     py_context *found = NULL;
@@ -95,7 +95,7 @@ static int streams_on(tch_device device)
     return count;
 }
 
-/* --- making and moving ------------------------------------------------------------------------------------------- */
+/* --- creating and moving ----------------------------------------------------------------------------------------- */
 
 static tch_status create_context(tch_device device, void *stream, tch_context **context)
 {
@@ -132,7 +132,7 @@ static py_context *make_context(tch_device device, void *stream)
     return made;
 }
 
-/* The new stream's work comes after all that the context gave the old one: the library sees to that. */
+/* The library orders the new stream after the context's work on the old one. */
 static py_context *move_context(py_context *c, void *stream)
 {
     tch_status status = TCH_OK;

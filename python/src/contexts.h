@@ -1,5 +1,5 @@
-/* The contexts that calls run on. A context serves one thread at a time, so a call borrows one and gives it back. All
- * functions want the GIL, which is also the lock of the list. */
+/* The contexts of calls. A context serves one thread at a time, so a call borrows one and returns it. All functions
+ * require the GIL, which also protects the list. */
 #ifndef TORCHIUM_PYTHON_CONTEXTS_H
 #define TORCHIUM_PYTHON_CONTEXTS_H
 
@@ -11,18 +11,18 @@ typedef struct py_context {
     tch_context *context;
     tch_device device;
     void *stream;    /* NULL on the CPU, and for a GPU's default stream */
-    bool busy;       /* some call has it */
-    bool captured;   /* a graph may use its memory: no longer for calls outside captures */
-    atomic_int lent; /* tensors of its pool that are out: they come back in the order of its stream */
-    uint64_t used;   /* when: a count of loans */
+    bool busy;       /* borrowed by a call */
+    bool captured;   /* a graph may use its memory: not for calls outside captures */
+    atomic_int lent; /* allocated tensors of its pool, which are freed in the order of its stream */
+    uint64_t used;   /* when, as a count of loans */
     struct py_context *next;
 } py_context;
 
 int py_contexts_register(void);
 
-/* An idle context of the device whose calls go to `stream`, made where there is none. While PyTorch records a graph
- * (`capturing`) nothing can be allocated: the context that was used last is taken, since it has what the same calls
- * needed before. NULL with an exception set on failure. Releases the GIL where it has to wait. */
+/* An idle context of the device for calls on `stream`, created if needed. While PyTorch captures a graph (`capturing`)
+ * nothing can be allocated, so the most recently used context is taken, which has the workspace of earlier calls. NULL
+ * with an exception set on failure. Releases the GIL to wait. */
 py_context *py_context_borrow(tch_device device, void *stream, bool capturing);
 void py_context_return(py_context *place);
 

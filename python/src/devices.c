@@ -1,4 +1,4 @@
-/* Devices, backends and the memory of the pools that calls use. */
+/* Devices, backends and the memory of the calls' pools. */
 #define _GNU_SOURCE /* dladdr */
 #include "module.h"
 
@@ -23,7 +23,7 @@ static PyObject *library_time(PY_NO_ARGUMENTS)
     return PyLong_FromLongLong((long long)py_library_time());
 }
 
-/* --- what there is ----------------------------------------------------------------------------------------------- */
+/* --- queries ----------------------------------------------------------------------------------------------------- */
 
 static PyObject *device_count(PY_ONE_ARGUMENT(kind))
 {
@@ -33,7 +33,7 @@ static PyObject *device_count(PY_ONE_ARGUMENT(kind))
         return NULL;
     }
     int32_t count;
-    Py_BEGIN_ALLOW_THREADS /* the first call looks for modules */
+    Py_BEGIN_ALLOW_THREADS /* the first call loads modules */
         count = tch_device_count(index == 0 ? TCH_DEVICE_CPU : TCH_DEVICE_CUDA);
     Py_END_ALLOW_THREADS return PyLong_FromLong(count);
 }
@@ -107,7 +107,7 @@ static tch_status add_figures(tch_context *context, void *user)
     return status;
 }
 
-/* A device that no call has used yet has no context to ask: one is made. */
+/* A device not used yet has no context: one is created. */
 static int ensure_context(tch_device device)
 {
     py_context *place = py_context_borrow(device, NULL, false);

@@ -1,5 +1,5 @@
-/* DLPack's binary interface, as far as we speak it: managed tensors, old and versioned, and the table of C functions
- * that a library of arrays may publish on its type. The names are DLPack's own; DLTensor and tch_tensor are one
+/* DLPack's binary interface, as far as it is used here: managed tensors, old and versioned, and the table of C
+ * functions that a library may publish on its array type. Names are DLPack's; DLTensor and tch_tensor have one
  * layout. */
 #ifndef TORCHIUM_PYTHON_DLPACK_H
 #define TORCHIUM_PYTHON_DLPACK_H
@@ -8,8 +8,8 @@
 
 #include <torchium/tensor.h>
 
-#define DLPACK_MAJOR 1 /* another major number is another layout */
-#define DLPACK_MINOR 1 /* what we write into capsules of our own */
+#define DLPACK_MAJOR 1 /* another major version has another layout */
+#define DLPACK_MINOR 1 /* written into exported capsules */
 
 #define DLPACK_READ_ONLY ((uint64_t)1)
 #define DLPACK_IS_COPIED ((uint64_t)2)
@@ -42,14 +42,14 @@ typedef struct DLPackExchangeHeader {
 } DLPackExchangeHeader;
 
 /* In a capsule named "dlpack_exchange_api", the attribute __dlpack_c_exchange_api__ of the arrays' type. All functions
- * want the GIL, and return 0, or -1 with an exception set. */
+ * require the GIL, and return 0, or -1 with an exception set. */
 typedef struct DLPackExchange {
     DLPackExchangeHeader header;
     int (*allocate)(tch_tensor *prototype, DLManagedTensorVersioned **out, void *error,
                     void (*set_error)(void *error, const char *kind, const char *message));
     int (*managed_from_object)(void *object, DLManagedTensorVersioned **out);
     int (*object_from_managed)(DLManagedTensorVersioned *tensor, void **object);
-    int (*borrow)(void *object, tch_tensor *out); /* valid while the object is, unchanged; may be NULL */
+    int (*borrow)(void *object, tch_tensor *out); /* valid as long as the object is unchanged; may be NULL */
     int (*current_stream)(int32_t device_type, int32_t device_index, void **stream);
 } DLPackExchange;
 

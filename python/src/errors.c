@@ -1,5 +1,4 @@
-/* The exceptions. Each status becomes the type that a Python programmer would catch for it; the text is the
- * library's. */
+/* Exceptions: each status maps to the type that Python programmers expect; the message is the library's. */
 #include "python.h"
 
 #include <stdbool.h>
@@ -58,7 +57,7 @@ static PyObject *exception_of(tch_status status)
     }
 }
 
-/* What the library says to people who write C, and what stands for it in Python. */
+/* Names of the C interface in messages, and their Python equivalents. */
 static const struct {
     const char *c, *python;
 } words[] = {
@@ -69,7 +68,7 @@ static const struct {
     {"call tch_scaler_step or tch_scaler_unscale first", "call step or unscale_ first"},
 };
 
-/* Beyond the name of the C function that a message may begin with, "tch_name: ": the traceback has Python's. */
+/* Skips the C function name that a message may begin with, "tch_name: ": Python's traceback has it. */
 static const char *after_function(const char *message)
 {
     size_t length = strspn(message, "abcdefghijklmnopqrstuvwxyz0123456789_");
@@ -124,5 +123,5 @@ PyObject *py_type_name(PyObject *object)
 
 PyObject *py_text(const char *text)
 {
-    return PyUnicode_FromFormat("%s", text); /* which replaces what is not UTF-8 */
+    return PyUnicode_FromFormat("%s", text); /* replaces invalid UTF-8 */
 }

@@ -1,5 +1,5 @@
-/* The functions of grad.h, one for one. A layer is an object of torchium._C.Layer, and the scale of the output
- * gradients an argument of each call. Outputs are given: their shapes are the parameters', which the caller has. */
+/* The functions of grad.h, one for one. A layer is a torchium._C.Layer, and the scale of the output gradients an
+ * argument of each call. The caller passes the outputs, which have the parameters' shapes. */
 #include "module.h"
 
 #include "arguments.h"
@@ -30,7 +30,7 @@ static PyObject *grad_samples(PY_ARGUMENTS)
 typedef tch_status reduction(tch_context *, const tch_layer *, const tch_tensor *, const tch_tensor *, tch_grad_part,
                              int32_t, tch_tensor *);
 
-/* What is added up over samples: their squared norms, or inner products. */
+/* Reductions over samples: squared norms, or inner products. */
 static PyObject *reduce_samples(PyObject *const *v, const char *const *names, reduction *reduce)
 {
     tch_layer layer;

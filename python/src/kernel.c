@@ -1,5 +1,5 @@
-/* The type torchium._C.Kernel: one tch_kernel with a context of its own, which follows the stream of each launch.
- * Python code runs only while the lock is not held: an array's __dlpack__ may launch the same kernel. */
+/* The type torchium._C.Kernel: one tch_kernel with its own context, which follows the stream of each launch. Python
+ * code runs only while the lock is not held: an array's __dlpack__ may launch the same kernel. */
 #include "kernel.h"
 
 #include <stdio.h>
@@ -13,17 +13,17 @@
 
 enum { LOG_SIZE = 1 << 16 };
 
-PyTypeObject *py_kernel_type; /* there is room for one interpreter only, see module.c */
+PyTypeObject *py_kernel_type; /* single interpreter, see module.c */
 
-/* --- what is to be compiled -------------------------------------------------------------------------------------- */
+/* --- parsing the configuration ----------------------------------------------------------------------------------- */
 
 typedef struct kernel_source {
     tch_kernel_config config;
-    PyObject *options, *includes; /* keep the texts alive */
+    PyObject *options, *includes; /* own the strings */
     const char **option_texts, **include_texts;
 } kernel_source;
 
-/* A list or tuple of strings: *items keeps them alive. */
+/* A list or tuple of strings: *items owns them. */
 static int take_strings(PyObject *value, const char *name, PyObject **items, const char ***strings, int32_t *count)
 {
     *items = PyUnicode_Check(value) || !PySequence_Check(value) ? NULL : PySequence_Tuple(value);
@@ -63,8 +63,8 @@ static void release_source(kernel_source *source)
     Py_XDECREF(source->includes);
 }
 
-/* Takes source, path, name, options, includes and cache, of which source or path may be None. 0, or -1 with an
- * exception set and nothing to release. The texts are good while the caller holds the objects. */
+/* Parses source, path, name, options, includes and cache; source or path may be None. 0, or -1 with an exception set
+ * and nothing to release. The strings are valid as long as the objects. */
 static int take_source(kernel_source *source, PyObject *const *values)
 {
     tch_kernel_config *config = &source->config;
@@ -86,8 +86,8 @@ static int take_source(kernel_source *source, PyObject *const *values)
 
 /* --- compiling --------------------------------------------------------------------------------------------------- */
 
-/* A C++ compiler on the CPU says of a wrong name what it thinks of all texts of ours in which the name stands: the
- * first sentence is what matters. False where the name is not the cause. */
+/* For a wrong name the log of a C++ compiler lists every line of generated code that uses it: only the first sentence
+ * matters. False if the name is not the cause. */
 static bool blames_name(const char *log, char *cause, size_t size)
 {
     static const char title[] = "the kernel's name:";
@@ -100,7 +100,7 @@ static bool blames_name(const char *log, char *cause, size_t size)
     return true;
 }
 
-/* The compiler's log is the message where there is one: the library's own is cut to a few hundred characters of it. */
+/* The message is the compiler's log, if any: the library's message is truncated to a few hundred characters of it. */
 static void fail_to_compile(const py_kernel *self, tch_status status, const tch_kernel_config *config)
 {
     char device[32], cause[512], *log = config->log;
@@ -171,7 +171,7 @@ static int compile_kernel(py_kernel *self, tch_kernel_config *config)
     return status == TCH_OK ? describe_parameters(self) : -1;
 }
 
-/* Everything is settled when the object is made, so that there is no half-made one. */
+/* Everything is initialized on construction, so that no partial object exists. */
 static int prepare_kernel(py_kernel *self, PyObject *device, PyObject *const *source)
 {
     kernel_source given;
@@ -205,7 +205,7 @@ static PyObject *new_kernel(PyTypeObject *type, PyObject *args, PyObject *keywor
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
 
-/* One to three integers, or one alone; the others are 1. */
+/* One to three integers, or a single one; missing ones are 1. */
 static int take_extent(PyObject *value, const char *name, int64_t extent[3])
 {
     extent[0] = extent[1] = extent[2] = 1;
@@ -226,7 +226,7 @@ static tch_status follow_stream(py_kernel *self, void *stream)
     return status;
 }
 
-/* Without the GIL. A stream that may be gone after the call is left at once, see py_stream. */
+/* Without the GIL. A stream that may be destroyed after the call is left at once, see py_stream. */
 static tch_status launch_locked(py_kernel *self, const py_launch *launch)
 {
     tch_status status = follow_stream(self, launch->stream.handle);
@@ -300,7 +300,7 @@ static PyObject *launch_kernel(PY_ARGUMENTS)
     return result;
 }
 
-/* --- what it is -------------------------------------------------------------------------------------------------- */
+/* --- queries ----------------------------------------------------------------------------------------------------- */
 
 static PyObject *list_parameters(PY_NO_ARGUMENTS)
 {

@@ -1,6 +1,5 @@
-/* See kernel.h. What an object must be is said by the parameter it stands for, never guessed from the object: a float
- * for an `int` parameter is an error, not a conversion. The library checks again; here the messages name what Python's
- * users know. */
+/* The parameter determines the type of an argument: a float for an `int` parameter is an error, not a conversion. The
+ * library checks again; here messages name what Python users know. */
 #include "kernel.h"
 
 #include <stdio.h>
@@ -9,7 +8,7 @@
 #include "arguments.h"
 #include "contexts.h"
 
-/* --- the words for a parameter ----------------------------------------------------------------------------------- */
+/* --- names of parameters ----------------------------------------------------------------------------------------- */
 
 static const char *value_type(tch_parameter_class what, int32_t size, bool brain)
 {
@@ -83,7 +82,7 @@ void py_launch_free(py_launch *launch)
 
 /* --- numbers and structs ----------------------------------------------------------------------------------------- */
 
-/* only C treats NumPy's bool as an integer. */
+/* NumPy's bool is an integer only in C. */
 static bool is_numpy_bool(PyObject *object)
 {
     PyObject *type = py_type_name(object);
@@ -93,7 +92,7 @@ static bool is_numpy_bool(PyObject *object)
     return found;
 }
 
-/* Integers beyond 63 bits have no way through the library. */
+/* The library's interface has no integers above 63 bits. */
 static int take_integer(PyObject *object, const py_parameter *parameter, tch_kernel_argument *argument)
 {
     bool is_signed = parameter->is.what == TCH_PARAMETER_INT;
@@ -113,7 +112,7 @@ static int take_real(PyObject *object, const py_parameter *parameter, tch_kernel
     return py_take_real(object, parameter->label, &argument->real);
 }
 
-/* A struct of ctypes or NumPy, or bytes: whatever has as many bytes as the parameter. */
+/* A ctypes or NumPy struct, or bytes, of the parameter's size. */
 static int take_struct(PyObject *object, const py_parameter *parameter, tch_kernel_argument *argument, PyObject **bytes)
 {
     char *data;
@@ -138,7 +137,7 @@ static int take_struct(PyObject *object, const py_parameter *parameter, tch_kern
     return 0;
 }
 
-/* A tensor has __index__ and __float__ too, and would be waited for. */
+/* A tensor has __index__ and __float__ too, which would synchronize. */
 static int take_value(PyObject *object, const py_parameter *parameter, tch_kernel_argument *argument, PyObject **bytes)
 {
     if (parameter->is.what == TCH_PARAMETER_OTHER) {

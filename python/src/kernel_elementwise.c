@@ -1,8 +1,8 @@
-/* The type torchium._C.Elementwise: the short way through a call of torchium.elementwise, for contiguous tensors of one
- * shape with exactly the types that the kernel has. Any other call it leaves to torchium._elementwise, which knows
- * broadcasting, conversions, layouts and what to say of a mistake: so nothing here sets an exception about arguments.
+/* The type torchium._C.Elementwise: the fast path of torchium.elementwise, for contiguous tensors of one shape with
+ * exactly the kernel's types. All other calls go to torchium._elementwise, which handles broadcasting, conversions,
+ * layouts and errors: nothing here sets an exception about arguments.
  *
- * The kernel's parameters are the number of elements, the number of packs of 16 bytes, the inputs, the outputs. */
+ * The kernel's parameters are the number of elements, the number of 16-byte packs, the inputs, the outputs. */
 #include "kernel.h"
 
 #include <string.h>
@@ -17,21 +17,21 @@ typedef struct elementwise {
     PyObject ob_base;
     py_kernel *kernel;
     int32_t inputs, outputs;
-    int64_t width, threads, blocks; /* of a GPU's launch: elements of a pack, threads of a block, blocks at most */
-    int64_t grain;                  /* elements for each thread of the CPU */
+    int64_t width, threads, blocks; /* of a launch on a GPU: elements per pack, threads per block, maximum blocks */
+    int64_t grain;                  /* elements per CPU thread */
     PyObject *tensor_type, *parameter_type;
     PyObject *empty_like, *increment_version;
-    PyObject *keywords; /* of empty_like: a tuple with a dictionary or None for each output */
+    PyObject *keywords; /* of empty_like: a tuple with a dictionary or None per output */
 } elementwise;
 
-/* What a call has come to: it is done, is no call of this kind, or failed with an exception set. */
+/* Outcome of a call: done, not supported by the fast path, or failed with an exception set. */
 typedef enum outcome { DONE, OTHER, FAILED } outcome;
 
-/* One call: the tensors among its arguments, all like the first. */
+/* One call: its tensor arguments, all like the first. */
 typedef struct call {
     elementwise *self;
     py_launch *launch;
-    const tch_tensor *like; /* NULL until a tensor has come */
+    const tch_tensor *like; /* NULL until there is a tensor */
     PyObject *like_object;
 } call;
 
@@ -57,7 +57,7 @@ static bool is_on(const tch_tensor *tensor, tch_device device)
     return tensor->device.type == device.type && tensor->device.index == device.index;
 }
 
-/* A tensor as argument `place` of the kernel: PyTorch's own class, without gaps, and of no interest to autograd. */
+/* A tensor as argument `place` of the kernel: PyTorch's own class, contiguous, without autograd. */
 static outcome take_tensor(call *c, PyObject *object, int32_t place)
 {
     const elementwise *self = c->self;
@@ -87,7 +87,7 @@ static outcome take_tensor(call *c, PyObject *object, int32_t place)
     return DONE;
 }
 
-/* Python's own numbers, which for a parameter that is an integer are integers. */
+/* Python numbers; integers for integer parameters. */
 static outcome take_number(const call *c, PyObject *object, int32_t place)
 {
     const tch_kernel_parameter *is = &c->self->kernel->parameters[place].is;
@@ -121,8 +121,7 @@ static outcome take_inputs(call *c, PyObject *inputs)
 
 /* --- results ----------------------------------------------------------------------------------------------------- */
 
-/* Whether what argument `place` writes lies in the memory of an argument before it, other than an input in exactly the
- * same place. */
+/* Whether output `place` overlaps an earlier argument, other than an input at the same address. */
 static bool meets_another(const call *c, int32_t place, int64_t elements)
 {
     const tch_tensor *tensor = c->launch->tensors[place];
@@ -142,7 +141,7 @@ static bool meets_another(const call *c, int32_t place, int64_t elements)
     return false;
 }
 
-/* The tensors that were given for the results; a new reference, which is NULL where there are not as many. */
+/* The tensors given for the results; a new reference, NULL if their number is wrong. */
 static PyObject *given_results(const elementwise *self, PyObject *out)
 {
     PyObject *results = NULL;
@@ -208,7 +207,7 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Every thread of a GPU takes a pack at a time; on the CPU a block is a thread's share of the elements. */
+/* A GPU thread takes one pack at a time; on the CPU a block is one thread's share of the elements. */
 static void shape_launch(const call *c, int64_t elements)
 {
     const elementwise *self = c->self;
@@ -239,7 +238,7 @@ static outcome launch_call(const call *c, int64_t elements)
     return none != NULL ? DONE : FAILED;
 }
 
-/* As an operator in place does: a backward pass that needs the old values says so. */
+/* Bumps the version counter like an in-place operator, so that a backward pass that needs the old values raises. */
 static outcome count_writes(const elementwise *self, PyObject *results)
 {
     PyObject *none = PyObject_CallFunctionObjArgs(self->increment_version, results, NULL);
@@ -268,7 +267,7 @@ static outcome run_call(call *c, PyObject *inputs, PyObject *out, PyObject **res
     return so_far == DONE && given ? count_writes(c->self, *results) : so_far;
 }
 
-/* (inputs, out): the result, a tuple of several, or None where the call is of another kind. */
+/* (inputs, out): the result, a tuple of several, or None if the call is not supported. */
 static PyObject *run_elementwise(PY_ARGUMENTS)
 {
     PY_TAKE("run", 2, "inputs", "out");

@@ -1,5 +1,5 @@
-/* The type torchium._C.Kfac: one tch_kfac, a session (session.h), and what it is made from: layers and configuration,
- * taken from Python's objects. Whether a value is in range is the library's to judge. */
+/* The type torchium._C.Kfac: one tch_kfac, a session (session.h), created from Python's layers and configuration. The
+ * library validates ranges. */
 #include "session.h"
 
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "module.h"
 #include "optim_config.h"
 
-/* What stands for the arguments of tch_kfac_create: the layers' names are part of the Python objects in `tuples`. */
+/* Arguments of tch_kfac_create: `tuples` owns the layers' names. */
 typedef struct layer_list {
     int32_t count;
     tch_kfac_layer *entries;
@@ -83,14 +83,14 @@ static const py_field fields[] = {
     {AT(factor_dtype), PY_DTYPE, NULL},
 };
 
-/* Fields that are missing have the defaults. */
+/* Missing fields have their defaults. */
 static int take_config(PyObject *dictionary, tch_kfac_config *config)
 {
     *config = (tch_kfac_config)TCH_KFAC_CONFIG_INIT;
     return py_take_config(dictionary, fields, (int)(sizeof fields / sizeof fields[0]), config);
 }
 
-/* --- what a step calls ------------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------------------------- */
 
 static PyObject *observe_layer(PY_ARGUMENTS)
 {
@@ -130,7 +130,7 @@ static PyObject *refresh_layers(PY_NO_ARGUMENTS)
     return status != TCH_OK && py_session_fail(self, status) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* A gradient of weight and of bias for each layer, in place. */
+/* Gradients of weight and bias of each layer, in place. */
 static int precondition_arrays(py_session *self, double lr, PyObject *gradients, PyObject *given)
 {
     int32_t total = 2 * self->count;

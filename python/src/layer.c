@@ -1,6 +1,5 @@
-/* The type torchium._C.Layer: what kind of layer gradients of samples are taken of, with its options. It never changes.
- * Only what Python can get wrong is checked here, types and lengths; whether the options make a layer is the library's
- * to judge, at every call. */
+/* The type torchium._C.Layer: the kind of a layer for per-sample gradients, with its options; immutable. Types and
+ * lengths are checked here; the library validates the combination in every call. */
 #include "module.h"
 
 #include "arguments.h"
@@ -10,7 +9,7 @@ typedef struct py_layer {
     tch_layer layer;
 } py_layer;
 
-static PyTypeObject *layer_type; /* there is room for one interpreter only, see module.c */
+static PyTypeObject *layer_type; /* single interpreter, see module.c */
 
 int py_layer_take(PyObject *value, const char *name, tch_layer *layer)
 {
@@ -23,7 +22,7 @@ int py_layer_take(PyObject *value, const char *name, tch_layer *layer)
 
 /* --- options ----------------------------------------------------------------------------------------------------- */
 
-/* One to three integers; `dims` is how many there must be, or 0 where this option says it. */
+/* One to three integers: exactly `dims`, or, if that is 0, any number, which it is set to. */
 static int take_sizes(PyObject *value, const char *name, int64_t *values, int32_t *dims)
 {
     if (value == NULL || value == Py_None) {
@@ -80,7 +79,7 @@ static int take_options(PyObject *const *v, tch_layer *layer)
 
 static const char *const kinds[] = {"linear", "conv", "embedding", "layer_norm", "rms_norm", "group_norm", NULL};
 
-/* Everything is settled when the object is made, so that there is no half-made one. */
+/* Everything is initialized on construction, so that no partial object exists. */
 static PyObject *new_layer(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"kind",    "rounded", "kernel", "stride",        "dilation",   "before", "after",

@@ -1,5 +1,5 @@
-/* What a type of arrays publishes: the table of C functions, and some methods of PyTorch's. A type is looked up once:
- * the last few are remembered, with and without a table. */
+/* Caches what array types publish: the table of C functions, and some of PyTorch's methods. The last few types are
+ * remembered, with and without a table. */
 #include "arrays.h"
 
 #define MOST_TYPES 16
@@ -7,7 +7,7 @@
 enum { IS_NEG, UNTYPED_STORAGE, STORAGE_OFFSET, NEW_EMPTY, METHODS };
 
 typedef struct kind {
-    PyObject *type; /* a reference is held, so that the address stays this type's */
+    PyObject *type; /* a reference is held, so that the address is not reused */
     const DLPackExchange *table;
     PyObject *methods[METHODS]; /* or NULL */
 } kind;
@@ -15,7 +15,7 @@ typedef struct kind {
 static kind kinds[MOST_TYPES];
 static unsigned next_place;
 
-/* The table of the major version we know, or NULL. */
+/* The table if its major version is known, else NULL. */
 static const DLPackExchange *known_version(const DLPackExchangeHeader *header)
 {
     while (header != NULL && header->version.major != DLPACK_MAJOR) {
@@ -25,7 +25,7 @@ static const DLPackExchange *known_version(const DLPackExchangeHeader *header)
     return table != NULL && table->borrow != NULL && table->current_stream != NULL ? table : NULL;
 }
 
-/* What cannot be read is as good as absent: the array is then asked for a capsule. */
+/* Unreadable tables count as absent: the array is then asked for a capsule. */
 static const DLPackExchange *find_table(PyObject *type)
 {
     static const char name[] = "dlpack_exchange_api";
@@ -75,7 +75,7 @@ const DLPackExchange *py_table_of(PyObject *object)
     return kind_of(object)->table;
 }
 
-/* The answer, a new reference; None where the type has no such method. A class may override it: any code may run. */
+/* The result, a new reference; None if the type has no such method. Subclasses may override it: any code may run. */
 static PyObject *ask_method(PyObject *object, int which)
 {
     PyObject *method = kind_of(object)->methods[which];
@@ -96,7 +96,7 @@ int py_is_negated(PyObject *object)
     return negated;
 }
 
-/* Elements from the first to the last of the tensor; strides are PyTorch's, never negative. */
+/* Elements spanned by the tensor; PyTorch's strides are never negative. */
 static int64_t extent_of(const tch_tensor *tensor)
 {
     int64_t last = 0;
@@ -111,7 +111,7 @@ static int64_t extent_of(const tch_tensor *tensor)
 
 int py_is_shrunk(PyObject *object, const tch_tensor *tensor)
 {
-    int64_t extent = extent_of(tensor), size = (int64_t)tch_dtype_size(tensor->dtype); /* before any code runs */
+    int64_t extent = extent_of(tensor), size = (int64_t)tch_dtype_size(tensor->dtype); /* before other code runs */
     PyObject *storage = ask_method(object, UNTYPED_STORAGE);
     PyObject *offset = storage == NULL || storage == Py_None ? NULL : ask_method(object, STORAGE_OFFSET);
     int shrunk = storage == Py_None ? 0 : -1;
@@ -125,7 +125,7 @@ int py_is_shrunk(PyObject *object, const tch_tensor *tensor)
     return shrunk;
 }
 
-/* (object, sizes...): sizes one by one are what PyTorch reads fastest; no sizes at all must be an empty tuple. */
+/* (object, sizes...): PyTorch parses separate sizes fastest; a scalar needs an empty tuple. */
 static PyObject *arguments_of_new_empty(PyObject *object, int32_t rank, const int64_t *sizes)
 {
     if (rank == 0) {

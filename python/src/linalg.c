@@ -1,5 +1,4 @@
-/* The matrix functions of linalg.h, one for one: arguments taken apart, arrays taken, the library called without the
- * GIL. What the functions compute is said in linalg.h and, for users, in torchium.linalg. */
+/* The matrix functions of linalg.h, one for one. They are documented in linalg.h and, for users, in torchium.linalg. */
 #include "module.h"
 
 #include "arguments.h"
@@ -87,7 +86,7 @@ static PyObject *eigh(PY_ARGUMENTS)
 {
     PY_TAKE("eigh", 3, "a", "w", "v", "report", "stream");
     PY_BEGIN(v[4], NULL, PY_IN(0), PY_MAYBE_OUT(1), PY_MAYBE_OUT(2), PY_MAYBE_OUT(3));
-    if (t[1] == NULL) { /* then both are wanted */
+    if (t[1] == NULL) { /* then both are needed */
         py_call_make(&call, 1, 0, py_shape_rows(t[0]));
         if (t[2] == NULL) {
             py_call_make(&call, 2, 0, py_shape_like(t[0]));

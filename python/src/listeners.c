@@ -5,20 +5,20 @@
 
 #include "arguments.h"
 
-/* Given by set_listeners, once: what is asked may not go away while it is. */
+/* Set once by set_listeners; the references are held forever. */
 static struct {
-    PyObject *types;       /* a tuple: what an ordinary tensor's type is */
-    PyObject *calls;       /* a tuple of (function, quiet answer) */
-    PyObject *attributes;  /* a tuple of (object, name, quiet value) */
-    PyObject *is_recorded; /* a function: whether gradients are */
+    PyObject *types;       /* a tuple: types of ordinary tensors */
+    PyObject *calls;       /* a tuple of (function, expected result) */
+    PyObject *attributes;  /* a tuple of (object, name, expected value) */
+    PyObject *is_recorded; /* a function: whether gradients are enabled */
 } asked;
 
-/* Made once. */
+/* Created once. */
 static struct {
     PyObject *is_cuda, *is_cpu, *requires_grad;
 } names;
 
-/* 1 where the answer, a new reference or NULL with an exception set, is the quiet one. */
+/* 1 if the result, a new reference or NULL with an exception set, is the expected one. */
 static int is_quiet(PyObject *answer, PyObject *quiet)
 {
     int same = answer != NULL ? PyObject_RichCompareBool(answer, quiet, Py_EQ) : -1;
@@ -49,7 +49,7 @@ static int is_true(PyObject *object, PyObject *name)
     return answer;
 }
 
-/* Of one of the types, and on a CPU or a GPU. */
+/* Of one of the types, on a CPU or a GPU. */
 static int is_ordinary(PyObject *object)
 {
     bool known = false;

@@ -11,17 +11,17 @@
 
 typedef struct storage {
     atomic_int references;
-    tch_tensor tensor; /* a copy of the description; shape and strides are its own */
+    tch_tensor tensor; /* a copy with its own shape and strides */
     int64_t shape[TCH_MAX_RANK];
     int64_t strides[TCH_MAX_RANK];
-    tch_tensor *pooled; /* memory of a pool, and whose */
+    tch_tensor *pooled; /* memory of a pool, and its context */
     py_context *place;
-    PyObject *owner; /* or an object that keeps it alive */
+    PyObject *owner; /* or the object that owns it */
 } storage;
 
 typedef struct memory {
     PyObject_HEAD storage *storage;
-    void *stream; /* what the memory was filled on */
+    void *stream; /* stream that wrote the memory */
 } memory;
 
 static PyTypeObject *memory_type;
@@ -48,7 +48,7 @@ static storage *storage_of(const tch_tensor *described)
     return s;
 }
 
-/* An owner is a Python object, for which the GIL is needed; an interpreter that has ended keeps it. */
+/* Releasing a Python object needs the GIL; after interpreter shutdown it is leaked. */
 static void drop_owner(PyObject *owner)
 {
     if (owner != NULL && Py_IsInitialized()) {
@@ -85,7 +85,7 @@ static void delete_unversioned(DLManagedTensor *managed)
     free(managed);
 }
 
-/* An unconsumed capsule still has its first name, and its contents. */
+/* An unconsumed capsule still has its first name and owns its contents. */
 static void forget_capsule(PyObject *capsule)
 {
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
@@ -95,7 +95,7 @@ static void forget_capsule(PyObject *capsule)
     }
 }
 
-/* For a consumer that knows DLPack 1, or an older one. */
+/* For consumers with DLPack 1, or older ones. */
 static PyObject *make_capsule(storage *s, bool versioned)
 {
     void *managed = malloc(versioned ? sizeof(DLManagedTensorVersioned) : sizeof(DLManagedTensor));
@@ -117,10 +117,10 @@ static PyObject *make_capsule(storage *s, bool versioned)
     return capsule;
 }
 
-/* --- what a consumer asks ---------------------------------------------------------------------------------------- */
+/* --- consumers' requests ----------------------------------------------------------------------------------------- */
 
-/* The consumer's stream, of which None, 0 and 1 mean the default one; -1 asks for no order. Where it is another than
- * the memory was filled on, the host waits: it happens once, and rarely. */
+/* The consumer's stream: None, 0 and 1 are the default one, -1 requests no synchronization. If the memory was written
+ * on another stream, the host synchronizes, which is rare. */
 static int order_after_filling(const memory *self, PyObject *stream)
 {
     int64_t number = 0;
@@ -145,7 +145,7 @@ static int order_after_filling(const memory *self, PyObject *stream)
     return status == TCH_OK ? 0 : -1;
 }
 
-/* (device type, index), or None for wherever it is. */
+/* (device type, index), or None for any. */
 static int check_device(const memory *self, PyObject *requested)
 {
     tch_device device = self->storage->tensor.device;
@@ -166,7 +166,7 @@ static int check_device(const memory *self, PyObject *requested)
     return 0;
 }
 
-/* Whether the consumer knows DLPack 1. */
+/* Whether the consumer supports DLPack 1. */
 static int supports_versions(PyObject *max_version, bool *result)
 {
     int major = 0;
@@ -201,7 +201,7 @@ static PyObject *memory_dlpack_device(PY_NO_ARGUMENTS)
     return Py_BuildValue("(ii)", (int)device.type, (int)device.index);
 }
 
-/* --- making one -------------------------------------------------------------------------------------------------- */
+/* --- creation ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *new_memory(PyTypeObject *type, storage *s, void *stream)
 {

@@ -1,4 +1,4 @@
-/* The module torchium._C. Each file registers what it defines; this one only calls them in order. */
+/* The module torchium._C. Each file registers its own definitions. */
 #include "module.h"
 
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "arrays.h"
 #include "contexts.h"
 
-/* Exceptions, types and contexts are kept for the whole process, so there is room for one interpreter. */
+/* Exceptions, types and contexts are per process, so only one interpreter is supported. */
 static int check_interpreter(void)
 {
     static int64_t first = -1;
@@ -31,8 +31,8 @@ int py_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept)
     return failed ? -1 : 0;
 }
 
-/* Tells the library of the OpenBLAS that pip installed, before anything can have used one. That there is none, or that
- * looking for it fails, is no reason not to start: the CPU says at its first use what it tried. */
+/* Passes the path of pip's OpenBLAS to the library before its first use. Failure to find it is not an error: on first
+ * use the CPU backend reports what it tried. */
 static void offer_openblas(void)
 {
     PyObject *module = PyImport_ImportModule("torchium._openblas");

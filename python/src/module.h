@@ -1,5 +1,5 @@
-/* What each file adds to the module torchium._C, and the objects that others ask for. Functions that give an int return
- * 0, or -1 with an exception set. */
+/* What each file adds to the module torchium._C, and shared objects. Functions that return int return 0, or -1 with an
+ * exception set. */
 #ifndef TORCHIUM_PYTHON_MODULE_H
 #define TORCHIUM_PYTHON_MODULE_H
 
@@ -16,15 +16,15 @@ int py_memory_register(PyObject *module);
 int py_optimizer_register(PyObject *module);
 int py_scaler_register(PyObject *module);
 
-/* Adds a type by the last part of its name. A type in *kept is taken in place of a new one, so that objects serve every
- * import of the module; NULL for a type that need not. */
+/* Adds a type by the last part of its name. A type in *kept is reused instead of creating one, so that objects work
+ * with every import of the module; NULL if this is not needed. */
 int py_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept);
 
-/* A torchium._C.Memory that shows what `view` describes and keeps `owner` alive: writable, and in use on `stream`. */
+/* A torchium._C.Memory described by `view` that owns `owner`: writable, in use on `stream`. */
 PyObject *py_memory_wrap(const tch_tensor *view, PyObject *owner, void *stream);
 
-/* Copies the description out of an argument that must be a torchium._C.Layer. The scale of the output gradients, which
- * changes with the batch, is an argument of each call. */
+/* Copies the description of a torchium._C.Layer. The scale of the output gradients, which changes with the batch, is an
+ * argument of each call. */
 int py_layer_take(PyObject *value, const char *name, tch_layer *layer);
 
 #endif

@@ -1,5 +1,4 @@
-/* See optim_config.h. A new option of tch_optim_config is one line in the table below; whether its value is in range is
- * the library's to judge. */
+/* A new option of tch_optim_config is one line in the table below; the library validates its range. */
 #include "optim_config.h"
 
 #include "arguments.h"
@@ -7,7 +6,7 @@
 #define AT(name) #name, offsetof(tch_optim_config, name)
 
 enum { MOST_KINDS = 32 };
-static const char *kinds[MOST_KINDS + 1]; /* the library's, once they were needed */
+static const char *kinds[MOST_KINDS + 1]; /* from the library, at first use */
 static const char *const decays[] = {"decoupled", "l2", NULL};
 static const char *const graftings[] = {"none", "sgd", "adagrad", "rmsprop", "adam", NULL};
 static const char *const policies[] = {"skip", "raise", "ignore", NULL};
@@ -102,12 +101,12 @@ static int take_int32(PyObject *value, const char *name, int64_t low, int64_t hi
     return 0;
 }
 
-/* Puts a value into its field of the configuration; 0, or -1 with an exception set. */
+/* Sets a field of the configuration; 0, or -1 with an exception set. */
 static int take_field(const py_field *f, PyObject *value, void *config)
 {
     void *at = (char *)config + f->offset;
     bool whole = f->kind == PY_INT32 || f->kind == PY_INT64 || f->kind == PY_UINT64;
-    if (whole && PyBool_Check(value)) { /* an int to Python, and hardly meant as one */
+    if (whole && PyBool_Check(value)) { /* an int in Python, but hardly intended */
         PyErr_Format(PyExc_TypeError, "%s must be an integer, got %s", f->name, value == Py_True ? "True" : "False");
         return -1;
     }
@@ -154,7 +153,7 @@ int py_take_config(PyObject *dictionary, const py_field *fields_of, int count, v
     if (!PyDict_Check(dictionary)) {
         return py_refuse_type(dictionary, "config", "a dictionary");
     }
-    PyObject *copy = PyDict_Copy(dictionary); /* which cannot change while its values are read */
+    PyObject *copy = PyDict_Copy(dictionary); /* immutable while its values are read */
     int failed = copy == NULL;
     while (!failed && PyDict_Next(copy, &at, &key, &value)) {
         const py_field *field = find_field(key, fields_of, count);

@@ -1,10 +1,9 @@
-/* Configurations of optimizers as dictionaries: the fields of tch_optim_config by name, enumerations as their words. */
+/* Optimizer configurations as dictionaries: the fields of tch_optim_config by name, enumerations as strings. */
 #ifndef TORCHIUM_PYTHON_OPTIM_CONFIG_H
 #define TORCHIUM_PYTHON_OPTIM_CONFIG_H
 
 #include "python.h"
 
-/* A field of a configuration. */
 typedef enum py_field_kind {
     PY_REAL,
     PY_INT32,
@@ -20,13 +19,13 @@ typedef struct py_field {
     const char *name;
     size_t offset;
     py_field_kind kind;
-    const char *const *words; /* of an enumeration, in its order */
+    const char *const *words; /* of an enumeration, in order */
 } py_field;
 
-/* Puts the dictionary's entries into the fields of those names. 0, or -1 with an exception set. */
+/* Sets the fields named by the dictionary's keys. 0, or -1 with an exception set. */
 int py_take_config(PyObject *dictionary, const py_field *fields_of, int count, void *config);
 
-/* The defaults of the dictionary's "kind", changed by its other entries. Returns 0, or -1 with an exception set. */
+/* The defaults of the dictionary's "kind", overridden by its other entries. Returns 0, or -1 with an exception set. */
 int py_optim_config(PyObject *dictionary, tch_optim_config *config);
 
 #endif

@@ -1,5 +1,5 @@
-/* The type torchium._C.Optimizer: its groups of parameters, the hook for profilers, what is asked of it, and the
- * forecast of one. A step is in optimizer_step.c. */
+/* The type torchium._C.Optimizer: parameter groups, profiler hooks, queries, and forecasts. Steps are in
+ * optimizer_step.c. */
 #include "optimizer.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "module.h"
 #include "optim_config.h"
 
-/* --- places ------------------------------------------------------------------------------------------------------ */
+/* --- parameters -------------------------------------------------------------------------------------------------- */
 
 void py_place_set(py_place *place, const tch_tensor *tensor)
 {
@@ -24,8 +24,7 @@ void py_place_set(py_place *place, const tch_tensor *tensor)
     }
 }
 
-/* Everything that needs memory, before the library has a new group: places without a tensor yet, and room for the
- * arrays of a step. */
+/* Allocates before the library adds a group: empty parameters, and room for the arrays of a step. */
 static int prepare_places(py_session *self, const tch_parameter *entries, int32_t count)
 {
     int32_t total = self->count + count;
@@ -81,7 +80,7 @@ static int make_group(py_session *self, const tch_optim_config *config, int32_t 
     return 0;
 }
 
-/* Whether it is elementwise, or (elementwise, batch_dims, cuts); cuts lie in the object. */
+/* Elementwise or not, or (elementwise, batch_dims, cuts); cuts are part of the object. */
 static int take_role(PyObject *item, tch_parameter *parameter)
 {
     bool elementwise;
@@ -104,7 +103,7 @@ static int take_role(PyObject *item, tch_parameter *parameter)
     return 0;
 }
 
-/* Adds the parameters of three tuples, arrays, names and roles, with room for what the library reads of them. */
+/* Adds the parameters of three tuples: arrays, names and roles. */
 static int add_parameters(py_session *self, const tch_optim_config *config, PyObject *const *tuples, PyObject *given,
                           const tch_placement *placements, int32_t *group)
 {
@@ -202,7 +201,7 @@ static PyObject *set_lr(PY_ARGUMENTS)
     return py_runner_done(&self->on, tch_optimizer_set_lr(self->optimizer, (int32_t)group, lr));
 }
 
-/* TCH_ERR_INTERNAL where an exception of its own is set. */
+/* TCH_ERR_INTERNAL with a Python exception set. */
 static tch_status use_lr_tensor(py_session *self, PyObject *group, int32_t index, PyObject *lr)
 {
     const py_operand operand = {lr, "lr", false};
@@ -237,9 +236,9 @@ static PyObject *set_lr_tensor(PY_ARGUMENTS)
     return py_runner_done(&self->on, status);
 }
 
-/* --- names for a profiler ---------------------------------------------------------------------------------------- */
+/* --- profiler ranges --------------------------------------------------------------------------------------------- */
 
-/* A step goes on whatever a profiler's function does. */
+/* Exceptions of a profiler's function do not stop a step. */
 static void call_quietly(PyObject *function, const char *name)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
@@ -360,7 +359,7 @@ static PyObject *optimizer_stats(PY_NO_ARGUMENTS)
 
 /* --- forecast ---------------------------------------------------------------------------------------------------- */
 
-/* (shape, dtype, role) of a parameter that need not exist. */
+/* (shape, dtype, role) of a parameter, which need not exist. */
 static int read_parameter(PyObject *item, py_place *place, tch_parameter *parameter)
 {
     PyObject *shape;

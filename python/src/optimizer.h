@@ -1,4 +1,4 @@
-/* What optimizer_step.c has for torchium._C.Optimizer, a session (session.h). */
+/* Functions of optimizer_step.c for torchium._C.Optimizer, a session (session.h). */
 #ifndef TORCHIUM_PYTHON_OPTIMIZER_H
 #define TORCHIUM_PYTHON_OPTIMIZER_H
 

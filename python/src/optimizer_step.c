@@ -1,14 +1,13 @@
-/* Optimizer.step: all arrays of a step in one call. Mostly they are PyTorch's and the parameters are where they were:
- * one look at each parameter and one at its gradient then do. In any other step a parameter whose memory is elsewhere
- * than last time is followed, and one that has become another tensor (shape, type, layout or device) is named to the
- * caller, before anything has changed. */
+/* Optimizer.step: all arrays of a step in one call. Usually they are PyTorch's and the parameters have not moved, so
+ * that one check per parameter and one per gradient suffice. Otherwise moved parameters are followed, and a parameter
+ * that has become another tensor (shape, type, layout or device) is reported before anything has changed. */
 #include "optimizer.h"
 
 #include "arguments.h"
 
 enum { FITS = -1 };
 
-/* --- parameters that have moved ---------------------------------------------------------------------------------- */
+/* --- moved parameters -------------------------------------------------------------------------------------------- */
 
 static int32_t first_unlike(const py_session *self)
 {
@@ -20,8 +19,7 @@ static int32_t first_unlike(const py_session *self)
     return FITS;
 }
 
-/* Once through those that are elsewhere; *left is the first that could not be placed, since another one is still
- * there. */
+/* One pass over the moved ones; *left is the first whose memory another parameter still occupies. */
 static int32_t follow_once(py_session *self, int32_t *left)
 {
     int32_t followed = 0;
@@ -41,7 +39,7 @@ static int32_t follow_once(py_session *self, int32_t *left)
     return followed;
 }
 
-/* The number of a parameter that cannot be followed, or FITS. */
+/* The index of a parameter that cannot be followed, or FITS. */
 static int32_t follow_parameters(py_session *self)
 {
     int32_t left = first_unlike(self);
@@ -53,7 +51,7 @@ static int32_t follow_parameters(py_session *self)
     return left;
 }
 
-/* --- the step ---------------------------------------------------------------------------------------------------- */
+/* --- the general path -------------------------------------------------------------------------------------------- */
 
 static PyObject *run_step(py_session *self, const py_stream *stream)
 {
@@ -74,7 +72,7 @@ static PyObject *run_step(py_session *self, const py_stream *stream)
     return Py_NewRef(Py_None);
 }
 
-/* Any step: whatever the arrays are, and wherever the parameters are now. */
+/* Any step: arrays of any library, and parameters that may have moved. */
 static PyObject *step_any(py_session *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     py_stream stream;
@@ -96,9 +94,9 @@ static PyObject *step_any(py_session *self, PyObject *parameters, PyObject *grad
     return result;
 }
 
-/* --- the usual step ---------------------------------------------------------------------------------------------- */
+/* --- the fast path ----------------------------------------------------------------------------------------------- */
 
-/* What the table of an object's type, if it has one, says of it. */
+/* Describes the object by the table of its type, if any. */
 static bool look_at(PyObject *object, const DLPackExchange *table, tch_tensor *now)
 {
     return table != NULL && table->borrow(object, now) == 0 && now->ndim >= 0 && now->ndim <= TCH_MAX_RANK &&
@@ -113,8 +111,8 @@ static bool is_in_place(PyObject *parameter, const py_place *place)
 }
 
 /* Asking PyTorch whether a gradient is lazily negated or its storage was shrunk takes longer than fetching it, so only
- * another tensor than last time is asked. A tensor is recognized by its object, by where its sizes are, which is within
- * the tensor, and by its memory, which moves when a storage is resized. */
+ * tensors other than those of the last step are checked. A tensor is identified by its object, the address of its
+ * sizes, which is inside the tensor, and its memory, which changes when a storage is resized. */
 static bool is_known(const py_place *place, PyObject *gradient, const tch_tensor *now)
 {
     return place->gradient == gradient && place->sizes == now->shape && place->data == py_data_of(now);
@@ -132,8 +130,8 @@ static bool ask_gradient(py_place *place, PyObject *gradient, const tch_tensor *
     return true;
 }
 
-/* The tensor of a gradient, with the shape and the strides of its parameter if they agree. It is not owned: the caller
- * holds all gradients. False if it must be read as an ordinary array, perhaps with an exception set. */
+/* The tensor of a gradient, with the shape and strides of its parameter if they agree. Not owned: the caller holds all
+ * gradients. False if it must take the general path, perhaps with an exception set. */
 static bool take_gradient(py_session *self, int32_t i, PyObject *gradient, bool *asked)
 {
     int32_t at = self->count + i;
@@ -168,8 +166,8 @@ static bool is_borrowed_or_absent(PyObject *object)
     return object == NULL || object == Py_None || py_table_of(object) != NULL;
 }
 
-/* Whether all parameters are in place, and all other arrays PyTorch's. A class of tensors may have methods of its own,
- * which may change anything: where a gradient was asked, all arrays are looked at again. */
+/* Whether no parameter has moved, and all other arrays are PyTorch's. Checking a gradient may run a subclass's methods,
+ * which may change anything: then all arrays are checked again. */
 static bool is_usual(py_session *self, PyObject *parameters, PyObject *gradients)
 {
     bool asked = true;
@@ -191,7 +189,7 @@ static bool is_usual(py_session *self, PyObject *parameters, PyObject *gradients
     return !asked;
 }
 
-/* grad_scale and found_inf, which are seldom given, come first: taking them may run code, too. */
+/* The rare grad_scale and found_inf come first: reading them may run code, too. */
 static PyObject *step_usual(py_session *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     py_stream stream;
@@ -225,7 +223,7 @@ static PyObject *take_list(const py_session *self, PyObject *list, const char *n
                      "%s must be a list with an entry for each of the %d parameters", name, (int)self->count);
         return NULL;
     }
-    return PyList_AsTuple(list); /* which cannot change while arrays are requested */
+    return PyList_AsTuple(list); /* immutable while arrays are read */
 }
 
 static PyObject *take_parameters(const py_session *self, PyObject *list)
@@ -240,7 +238,7 @@ static PyObject *take_parameters(const py_session *self, PyObject *list)
     return tuple;
 }
 
-/* The attribute `grad` of each. */
+/* The attribute `grad` of each parameter. */
 static PyObject *gradients_of(const py_session *self, PyObject *parameters)
 {
     static PyObject *name;
@@ -261,7 +259,7 @@ static PyObject *gradients_of(const py_session *self, PyObject *parameters)
     return gradients;
 }
 
-/* The parameters that have a gradient, as a list; NULL without an exception where all have one. */
+/* The parameters with a gradient, as a list; NULL without an exception if all have one. */
 static PyObject *list_present(const py_session *self, PyObject *parameters, PyObject *gradients)
 {
     int32_t missing = 0;
@@ -281,7 +279,7 @@ static PyObject *step_or_rest(py_session *self, PyObject *parameters, PyObject *
 {
     PyObject *present = list_present(self, parameters, gradients);
     bool nothing = present != NULL && PyList_Size(present) == 0;
-    if (PyErr_Occurred() || (nothing && self->comm == NULL)) { /* ranks of a group come to every step */
+    if (PyErr_Occurred() || (nothing && self->comm == NULL)) { /* all ranks of a group take part in every step */
         return present;
     }
     PyObject *result = step_usual(self, parameters, gradients, values);

@@ -1,5 +1,5 @@
-/* CPython, libtorchium and the exceptions, included once for all files of the extension. Only CPython's limited API is
- * used, so that one binary serves every Python from 3.10 on: nothing here may reach into an object's struct. */
+/* CPython, libtorchium and the exceptions, included first by all files of the extension. Only CPython's limited API is
+ * used, so that one binary supports every Python from 3.10 on. */
 #ifndef TORCHIUM_PYTHON_H
 #define TORCHIUM_PYTHON_H
 
@@ -13,8 +13,8 @@
 
 #include <torchium/torchium.h>
 
-/* The parameters of a function of a method table: module or self, arguments, their number, keyword names; of one with
- * METH_NOARGS; and of one with METH_O. */
+/* The parameters of a function in a method table: module or self, arguments, their number, keyword names; with
+ * METH_NOARGS; with METH_O. */
 #define PY_UNUSED __attribute__((unused))
 #define PY_ARGUMENTS PyObject *object PY_UNUSED, PyObject *const *args, Py_ssize_t count, PyObject *keywords
 #define PY_NO_ARGUMENTS PyObject *object PY_UNUSED, PyObject *unused PY_UNUSED
@@ -26,17 +26,17 @@
         name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS, text                             \
     }
 
-/* status = expression, a call that gives a status, without the GIL. */
+/* status = expression, a call that returns a status, without the GIL. */
 #define PY_UNLOCKED(status, expression)                                                                                \
     do {                                                                                                               \
         Py_BEGIN_ALLOW_THREADS(status) = (expression);                                                                 \
         Py_END_ALLOW_THREADS                                                                                           \
     } while (0)
 
-/* A function as the object pointer that CPython's tables of slots want. */
+/* Casts a function to the type of CPython's slot tables. */
 #define PY_SLOT(function) ((void *)(uintptr_t)(function))
 
-/* --- errors.c: from the library's statuses to Python's exceptions ------------------------------------------------- */
+/* --- errors.c: exceptions for the library's statuses ------------------------------------------------------------- */
 
 /* torchium.OutOfMemoryError, a MemoryError; torchium.NumericError and torchium.KernelError, both RuntimeErrors. */
 extern PyObject *py_out_of_memory_error;
@@ -45,14 +45,14 @@ extern PyObject *py_kernel_error;
 
 int py_errors_register(PyObject *module);
 
-/* Sets the exception of a failed call, with the library's message. To be called on the thread that made the call,
- * before that thread makes another. Always returns NULL. */
+/* Sets the exception of a failed call, with the library's message, which is per thread and valid until the thread's
+ * next call. Always returns NULL. */
 PyObject *py_fail(tch_status status);
 
 /* "numpy.ndarray" or "str": a new reference to the name of an object's type, for messages. */
 PyObject *py_type_name(PyObject *object);
 
-/* A string from the library's text, which may have been cut in the middle of a character. */
+/* A string from the library's text, which may be truncated within a character. */
 PyObject *py_text(const char *text);
 
 #endif

@@ -1,5 +1,5 @@
-/* Shapes of results: see calls.h. What does not fit together is the library's to refuse: there the shape is that of an
- * argument, which costs no more memory than it has. */
+/* Shapes of results. If arguments do not fit together, the result has the shape of one of them, and the library
+ * raises. */
 #include <string.h>
 
 #include "calls.h"
@@ -65,7 +65,7 @@ static const tch_tensor *with_leading(const tch_tensor *first, const tch_tensor 
     return first->ndim > 2 ? first : second;
 }
 
-/* More than 63 bits count is more than any memory has. */
+/* Sizes above 63 bits exceed any memory. */
 static int64_t capped_product(int64_t a, int64_t b)
 {
     int64_t product;

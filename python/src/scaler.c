@@ -1,5 +1,5 @@
-/* The type torchium._C.Scaler: one tch_scaler and the context it runs on. The scale and the flag are handed out as
- * views that may be written to: torchium.amp keeps PyTorch's state machine with them. */
+/* The type torchium._C.Scaler: one tch_scaler and its context. The scale and the flag are exported as writable views:
+ * torchium.amp keeps PyTorch's state machine with them. */
 #include "session.h"
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* See session.h. The library calls `allocate` and the range hooks back without the GIL, which is taken here. */
+/* The library calls `allocate` and the range hooks without the GIL, which is acquired here. */
 #include "session.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 enum { STATE_ALIGNMENT = 256 };
 
-/* --- a context of its own ---------------------------------------------------------------------------------------- */
+/* --- a session's context ----------------------------------------------------------------------------------------- */
 
 int py_runner_open(py_runner *on, PyObject *device)
 {
@@ -80,9 +80,9 @@ int py_runner_take(py_runner *on, const py_operands *o, int count, PyObject *giv
     return 0;
 }
 
-/* --- memory of the caller's -------------------------------------------------------------------------------------- */
+/* --- caller-owned memory ----------------------------------------------------------------------------------------- */
 
-/* (owner, address): memory at the address that lives as long as the owner. */
+/* (owner, address): memory at the address, valid as long as the owner. */
 static int take_memory(PyObject *pair, PyObject **owner, char **address)
 {
     if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
@@ -169,7 +169,7 @@ int py_session_fail(py_session *self, tch_status status)
 
 /* --- the state --------------------------------------------------------------------------------------------------- */
 
-/* Who keeps this memory alive: the caller's own object, or the session where the memory is the library's. Borrowed. */
+/* The owner of this memory: the caller's object, or the session if the memory is the library's. Borrowed. */
 static PyObject *owner_of(const py_session *self, const char *data)
 {
     for (int32_t i = 0; i < self->chunk_count; i++) {
@@ -181,7 +181,7 @@ static PyObject *owner_of(const py_session *self, const char *data)
     return (PyObject *)self;
 }
 
-/* (name, parameter or layer, memory); a name may have slashes in it before the last. */
+/* (name, parameter or layer, memory); a name may contain slashes before the last. */
 static PyObject *describe_state(const py_session *self, int32_t index)
 {
     tch_optim_state state = TCH_OPTIM_STATE_INIT;
@@ -233,7 +233,7 @@ PyObject *py_session_get_counts(PY_ARGUMENTS)
     return list;
 }
 
-/* As many counts as there are for a layer, or as the library finds right for a parameter. */
+/* As many counts as the library has for a layer or parameter. */
 static PyObject *put_counts(py_session *self, int32_t at, PyObject *tuple)
 {
     int length = self->kfac != NULL ? TCH_KFAC_COUNTS : (int)PyTuple_Size(tuple);
@@ -258,7 +258,7 @@ PyObject *py_session_set_counts(PY_ARGUMENTS)
     if (py_take_int(v[0], "number", 0, INT32_MAX, &number) < 0) {
         return NULL;
     }
-    PyObject *counts = PySequence_Tuple(v[1]); /* a list could be changed by its items while they are read */
+    PyObject *counts = PySequence_Tuple(v[1]); /* reading the items could change a list */
     if (counts == NULL || py_runner_enter(&self->on) < 0) {
         Py_XDECREF(counts);
         return NULL;
@@ -269,7 +269,7 @@ PyObject *py_session_set_counts(PY_ARGUMENTS)
     return result;
 }
 
-/* --- beginning and end ------------------------------------------------------------------------------------------- */
+/* --- construction and destruction -------------------------------------------------------------------------------- */
 
 int py_session_open(py_session *self, PyObject *device, PyObject *allocate, PyObject *group)
 {
@@ -304,8 +304,8 @@ static int traverse_session(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
-/* The library first: it waits for the device and then gives the state's memory back, by release_chunk. A profiler is
- * not told of it: the interpreter may be at its end. */
+/* First the library's object, which synchronizes and then releases the state by release_chunk. Profilers are not
+ * called: the interpreter may be shutting down. */
 static int clear_session(PyObject *object)
 {
     py_session *self = (py_session *)object;
