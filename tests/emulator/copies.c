@@ -1,6 +1,5 @@
-/* What the hardware does in the background, done as late as it may be: asynchronous copies and products of a warpgroup
- * when their thread waits for them, loads of the tensor memory accelerator after a turn of all threads, its stores when
- * the thread waits or ends. */
+/* Asynchronous hardware, as late as allowed: asynchronous copies and wgmma products run when their thread waits for
+ * them, TMA loads after all threads have had a turn, TMA stores when the thread waits or exits. */
 #include <string.h>
 
 #include "inside.h"
@@ -49,12 +48,12 @@ void emulator_copy_wait(int pending)
     }
 }
 
-/* --- products of a warpgroup ------------------------------------------------------------------------------------- */
+/* --- wgmma products ---------------------------------------------------------------------------------------------- */
 
 typedef struct queued_product {
     emulator_wgmma product;
     int group;
-    float rows[2][16]; /* of A, where it is not in shared memory */
+    float rows[2][16]; /* of A, if it is in registers */
 } queued_product;
 
 void emulator_wgmma_start(const emulator_wgmma *product)
@@ -72,10 +71,10 @@ void emulator_wgmma_commit(void)
     emulator_work()->product_group++;
 }
 
-/* The fields of a descriptor: where the operand begins, and what lies between its parts. */
+/* Fields of a descriptor: start address and strides. */
 typedef struct operand {
     const char *shared; /* address 0 */
-    size_t bytes;       /* there are from there on */
+    size_t bytes;       /* available from there on */
     uint32_t first, boxes_apart, rows_apart;
     emulator_operand type;
     int by_columns;
@@ -96,7 +95,7 @@ static operand operand_of(uint64_t descriptor, const emulator_wgmma *p, int by_c
     return o;
 }
 
-/* Chunks of 16 bytes are permuted within 1024 by their address alone: bits 4 to 6 with bits 7 to 9. */
+/* 16-byte chunks are swizzled within 1024 bytes by their address: bits 4 to 6 are XORed with bits 7 to 9. */
 static uint32_t permuted(uint32_t address)
 {
     return address ^ (address >> 7 & 7u) << 4;
@@ -135,8 +134,8 @@ static float short_of(emulator_operand type, uint16_t bits)
     return type == EMULATOR_F16 ? from_f16(bits) : float_of((uint32_t)bits << 16);
 }
 
-/* A line of an operand as it lies in memory, and its numbers. Each of 32 threads reads every line of B at the moment at
- * which it waits, and converts it only where other bytes lie there than the last time. */
+/* The bytes of an operand's line, and their values. Each of 32 threads reads all lines of B when it waits; lines are
+ * converted only if their bytes have changed. */
 typedef struct known_line {
     emulator_operand type;
     uint16_t bits[16];
@@ -155,8 +154,8 @@ static void convert_line(known_line *line)
     }
 }
 
-/* Line i of the operand, which is a row of A or of B': all steps of the contraction, 16, or 8 of TF32. They lie
- * together in 32 bytes, or 128 bytes apart. */
+/* Line i of the operand, a row of A or of B': all 16 steps of the contraction, or 8 of TF32. They are contiguous 32
+ * bytes, or 128 bytes apart. */
 static const float *read_line(const operand *o, int i, known_line *line)
 {
     uint16_t bits[16];
@@ -176,8 +175,8 @@ static const float *read_line(const operand *o, int i, known_line *line)
     return line->numbers;
 }
 
-/* This thread's part: of rows 16 w + g and 8 more, columns 8 j + 2 t and the next. Lines of B are kept by the place of
- * their operand, since a thread runs ahead of the others by several. */
+/* This thread's part: rows 16 w + g and 8 more, columns 8 j + 2 t and the next. Lines of B are cached by operand, since
+ * a thread may be several products ahead of the others. */
 static void multiply(const queued_product *q)
 {
     static _Thread_local known_line known[64][256];
@@ -224,10 +223,10 @@ void emulator_wgmma_wait(int pending)
 
 /* --- barriers in shared memory ----------------------------------------------------------------------------------- */
 
-/* In the 64 bits that the program gives it. */
+/* Stored in the program's 64 bits. */
 typedef struct phase_barrier {
     uint16_t expected, missing;
-    int32_t bytes_and_phase; /* bytes on their way, times two, and the parity of the phase */
+    int32_t bytes_and_phase; /* twice the pending bytes, plus the parity of the phase */
 } phase_barrier;
 
 static phase_barrier read_barrier(const uint64_t *at)
@@ -275,7 +274,7 @@ int emulator_barrier_has_ended(const uint64_t *barrier, int parity)
     return (read_barrier(barrier).bytes_and_phase & 1) != (parity & 1);
 }
 
-/* --- the tensor memory accelerator ------------------------------------------------------------------------------- */
+/* --- TMA --------------------------------------------------------------------------------------------------------- */
 
 typedef struct box_copy {
     CUtensorMap map;
@@ -289,7 +288,7 @@ static int box_bytes(const CUtensorMap *map)
     return map->box[0] * map->box[1] * map->box[2] * map->element_bytes;
 }
 
-/* Element (x, y) of a box in shared memory; and in the array, or NULL outside of it. */
+/* The address of element (x, y) of a box in shared memory; and in the array, or NULL outside it. */
 static char *in_box(const box_copy *c, int x, int y)
 {
     uint32_t place = (uint32_t)(y * c->map.box[0] + x) * (uint32_t)c->map.element_bytes;
@@ -335,7 +334,7 @@ static void store_box(const box_copy *c)
     }
 }
 
-/* The permutation is one of addresses: a box must begin at a multiple of 1024 bytes for what in_box does. */
+/* Swizzling depends on addresses: in_box requires boxes aligned to 1024 bytes. */
 static box_copy box_of(const void *map, const int at[3], const void *shared)
 {
     box_copy c = {.shared = (char *)shared};

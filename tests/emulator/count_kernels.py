@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compares the kernels of the sources with those that ran: count_kernels.py LOGS EXCEPTIONS SOURCE...
+"""Compares the kernels in the sources with those that ran: count_kernels.py LOGS EXCEPTIONS SOURCE...
 
-LOGS is a folder of files in which the emulator has noted the name of every kernel it ran, one file for each test.
-EXCEPTIONS has in every line a kernel's name and the reason why no emulated test runs it. A kernel that is in neither is
-an error, and so is an exception that has no kernel, or that runs after all. At least four fifths of all must run.
+LOGS is a folder with one file per test, in which the emulator has logged the name of every kernel that ran. Each line
+of EXCEPTIONS has the name of a kernel and the reason why no emulated test runs it. It is an error if a kernel is in
+neither, or if an exception does not exist or does run. At least four fifths of all kernels must run.
 """
 
 import sys

@@ -1,10 +1,9 @@
-/* Runs launches: clusters one after the other, the threads of one by turns. It is built on the fibers of custom
- * kernels, which are included for their stacks and switches, and for what ends the waiting of warps and blocks; added
- * are clusters, named barriers, barriers in shared memory, and an order of threads that changes from turn to turn, so
- * that a missing barrier is not covered by threads that always come in the same order.
+/* Runs launches: clusters in sequence, the threads of a cluster in turns. It includes the fibers of custom kernels for
+ * stacks, switches, and barriers of warps and blocks; it adds clusters, named barriers, mbarriers, and an order of
+ * threads that changes between turns, so that a missing barrier is not hidden by a fixed order.
  *
- * TORCHIUM_EMULATOR_ORDER is forward, backward or, the default, mixed. TORCHIUM_EMULATOR_LOG names a file to which the
- * name of every kernel is added that has run. */
+ * TORCHIUM_EMULATOR_ORDER is forward, backward or, by default, mixed. TORCHIUM_EMULATOR_LOG is a file to which the name
+ * of every kernel that ran is appended. */
 #include "backends/cpu/user_kernel/kernel_fibers.c"
 
 #include <fcntl.h>
@@ -16,7 +15,7 @@
 
 enum { STACK_BYTES = 262144, WARPS = TCHI_CPU_BLOCK_THREADS / LANES };
 
-/* --- what kernel_fibers.c asks of the library -------------------------------------------------------------------- */
+/* --- required by kernel_fibers.c --------------------------------------------------------------------------------- */
 
 static void *allocate(size_t bytes, size_t alignment)
 {
@@ -36,7 +35,7 @@ const tch_backend_host *tchi_cpu_host(void)
     return &fiber_host;
 }
 
-/* --- a machine for every thread of the CPU ----------------------------------------------------------------------- */
+/* --- one machine per CPU thread ---------------------------------------------------------------------------------- */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t machines;
@@ -98,7 +97,7 @@ machine *emulator_machine(void)
     return mine;
 }
 
-/* The main thread's machine is not ended by pthreads. */
+/* pthreads does not destroy the main thread's machine. */
 __attribute__((destructor)) static void end_last_machine(void)
 {
     if (mine != NULL) {
@@ -131,7 +130,7 @@ void *list_add(list *l, size_t item_bytes)
     return (char *)l->items + item_bytes * l->count++;
 }
 
-/* --- what kernels call ------------------------------------------------------------------------------------------- */
+/* --- called by kernels ------------------------------------------------------------------------------------------- */
 
 int emulator_thread(void)
 {
@@ -202,7 +201,7 @@ void emulator_enter_kernel(emulator_kernel_note *note, int most_threads)
     }
 }
 
-/* --- whose waiting is over --------------------------------------------------------------------------------------- */
+/* --- ending waits ------------------------------------------------------------------------------------------------ */
 
 static int waits_for(const fiber *one, int kind)
 {
@@ -230,14 +229,14 @@ static int release_lanes(fiber *warp, int lanes)
     return released;
 }
 
-/* Where a thread waits for its block: the source's file and line, whose address the wait carries. */
+/* Where a thread waits for its block: the source file and line, whose address is part of the wait. */
 static const char *place_of(const tchi_cpu_wait *wait)
 {
     uintptr_t address = (uintptr_t)((uint64_t)wait->mask << 32 | wait->source);
     return address != 0 ? (const char *)address : "__syncthreads()";
 }
 
-/* All of a block that wait for it must be at one and the same barrier. */
+/* All waiting threads of a block must be at the same barrier. */
 static int at_one_barrier(emulated_block *b)
 {
     tchi_fibers *f = b->fibers;
@@ -269,7 +268,7 @@ static int release_whole(emulated_block *b)
     return waiting > 0 && waiting == f->alive && at_one_barrier(b) && release_block(f);
 }
 
-/* Barrier `number` of a block, when as many have come as each says. */
+/* Barrier `number` of a block, once as many threads have arrived as each expects. */
 static int release_named(emulated_block *b)
 {
     tchi_fibers *f = b->fibers;
@@ -332,7 +331,7 @@ static int release_cluster(machine *m)
 
 /* --- turns ------------------------------------------------------------------------------------------------------- */
 
-/* Whether the next turn goes from the last to the first. */
+/* Whether the next turn is in reverse order. */
 static int go_backward(machine *m)
 {
     m->random = m->random * 6364136223846793005u + 1442695040888963407u;
@@ -357,7 +356,7 @@ static int run_lanes(emulated_block *b, int first, int lanes, int backward)
     return ran;
 }
 
-/* A warp until none of its lanes can go on. */
+/* Runs a warp until none of its lanes can continue. */
 static int run_warp(machine *m, emulated_block *b, int warp)
 {
     tchi_fibers *f = b->fibers;
@@ -405,7 +404,7 @@ static const char *name_of_wait(const tchi_cpu_wait *wait)
     }
 }
 
-/* Names one thread of each kind of wait, since the one that is missing is as a rule at another. */
+/* Names one thread per kind of wait, since the missing one is usually at another. */
 static void explain_deadlock(machine *m)
 {
     const char *named = NULL;
@@ -523,7 +522,7 @@ static int reserve(machine *m)
     return 0;
 }
 
-/* What CUDA refuses. */
+/* Launches that CUDA rejects. */
 static int check_shape(machine *m)
 {
     const emulator_launch *l = m->launch;

@@ -1,4 +1,4 @@
-/* What the files of the emulated multiprocessor share with each other. */
+/* Shared by the files of the emulated multiprocessor. */
 #ifndef EMULATOR_INSIDE_H
 #define EMULATOR_INSIDE_H
 
@@ -9,27 +9,26 @@
 typedef struct shared_variable {
     const void *key; /* NULL for the dynamic array */
     const char *name;
-    char *memory; /* what was allocated; the variable begins `front` bytes into it */
+    char *memory; /* the allocation; the variable begins `front` bytes into it */
     size_t front, bytes, alignment;
 } shared_variable;
 
-/* A list that grows. */
 typedef struct list {
     void *items;
     size_t count, room;
 } list;
 
-/* What a thread has under way. Items of a list carry the number of the group they belong to. */
+/* A thread's pending work. Items of a list carry the number of their group. */
 typedef struct thread_work {
     list copies, products, stores;
     int copy_group, product_group;
-    int turn; /* of two places for the records of an exchange */
+    int turn; /* which of two record buffers an exchange uses */
 } thread_work;
 
 typedef struct emulated_block {
     struct tchi_fibers *fibers;
     int64_t number;
-    int rank; /* in its cluster */
+    int rank; /* rank in its cluster */
     int variable_count;
     size_t shared_bytes;
     shared_variable variables[EMULATOR_VARIABLES];
@@ -37,24 +36,24 @@ typedef struct emulated_block {
     unsigned char *records; /* of 32 warps, 2 turns, 32 lanes */
 } emulated_block;
 
-/* One for each thread of the CPU that launches kernels. */
+/* One per CPU thread that launches kernels. */
 typedef struct machine {
     const emulator_launch *launch;
     emulated_block blocks[EMULATOR_CLUSTER_MOST];
-    emulated_block *now; /* whose thread runs */
+    emulated_block *now; /* whose thread is running */
     int count;           /* blocks of the cluster */
     uint64_t random;
-    const char *kernel; /* that runs, by its own note */
-    list loads;         /* of the tensor memory accelerator, on their way */
+    const char *kernel; /* the running kernel, as noted by itself */
+    list loads;         /* pending TMA copies */
     char message[768];
 } machine;
 
 machine *emulator_machine(void);
-/* Of the thread that runs. */
+/* Of the running thread. */
 thread_work *emulator_work(void);
 int emulator_thread(void);
 
-/* A new item at the end of a list of such items; NULL never, for the process ends where there is no memory. */
+/* Appends an item to a list. Never NULL: exits if memory runs out. */
 void *list_add(list *l, size_t item_bytes);
 
 /* shared.c: before and after each block. */

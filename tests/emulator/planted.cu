@@ -1,4 +1,4 @@
-/* See planted.h. The faults are what kernels have had: keep them small enough to be seen at once. */
+/* The faults are ones that kernels have had: keep them small. */
 #include "planted.h"
 
 #include "backends/cuda/device/hopper.cuh"

@@ -1,6 +1,6 @@
-/* Shared memory: every variable of a block is an allocation of its own, full of garbage when the block begins, so that
- * what was never written is seen in results, and with marks around it, so that what is written beside it is seen when
- * the block ends. Under AddressSanitizer the marks are the sanitizer's, and name the line. */
+/* Shared memory: every variable of a block is a separate allocation, filled with garbage when the block begins, to
+ * detect uninitialized reads in results, and surrounded by guards, which are checked when the block ends. With
+ * AddressSanitizer its red zones are the guards, and it reports the line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ enum { MARK_BYTES = 0 };
 enum { MARK_BYTES = 256 };
 #endif
 
-/* NaN as a floating-point number of any type, -1 as an integer; and what stands around a variable. */
+/* NaN as a floating-point number of any type, -1 as an integer; and the guards. */
 enum { GARBAGE = 0xFF, MARK = 0xA5 };
 
 static shared_variable *add_variable(emulated_block *b, const void *key, size_t bytes, size_t alignment)

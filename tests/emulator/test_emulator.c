@@ -1,6 +1,5 @@
-/* The emulated multiprocessor itself, by tiny kernels (planted.cu): the right ones give what they should, and each
- * fault that was planted is noticed: by a wrong result, by the message of a launch that failed, or by
- * AddressSanitizer. */
+/* Tests of the emulated multiprocessor by tiny kernels (planted.cu): correct ones give correct results, and each
+ * planted fault is detected by a wrong result, a failed launch, or AddressSanitizer. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,7 +37,7 @@ static void expect_message(cudaError_t error, const char *words)
     }
 }
 
-/* --- barriers that are missing ----------------------------------------------------------------------------------- */
+/* --- missing barriers -------------------------------------------------------------------------------------------- */
 
 static void expected_of(const float *in, float *wanted, int reversed)
 {
@@ -68,7 +67,7 @@ TEST(a_missing_barrier_is_seen)
     assert_int_equal(launches_wrong(1, 0), LAUNCHES);
 }
 
-/* Only in some orders of threads: the mixture has all of them. */
+/* Only in some orders of threads, all of which occur in the mixed one. */
 TEST(a_missing_barrier_is_seen_that_one_order_hides)
 {
     assert_int_equal(launches_wrong(0, 1), 0);
@@ -77,7 +76,7 @@ TEST(a_missing_barrier_is_seen_that_one_order_hides)
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Whether a process that does it ends badly: under AddressSanitizer it is stopped at the fault. */
+/* Whether a process that calls it fails: AddressSanitizer aborts it at the fault. */
 static int dies(cudaError_t (*run)(void))
 {
     int status = 0;
@@ -133,7 +132,7 @@ TEST(reads_beyond_device_memory_are_seen)
     if (SANITIZED) {
         assert_true(dies(read_beyond));
     } else {
-        skip(); /* nothing is written: only AddressSanitizer can tell */
+        skip(); /* no write: only AddressSanitizer detects it */
     }
 }
 
@@ -146,7 +145,7 @@ static uint16_t brain(float value)
     return (uint16_t)(bits >> 16);
 }
 
-/* Small whole numbers, so that every order of sums gives the same. */
+/* Small integers, so that sums are exact in any order. */
 static int mma_is_right(int swapped)
 {
     uint16_t a[16 * 16];
@@ -174,7 +173,7 @@ TEST(a_wrong_fragment_is_seen)
     assert_false(mma_is_right(1));
 }
 
-/* --- barriers that not all reach --------------------------------------------------------------------------------- */
+/* --- barriers that only some threads reach ----------------------------------------------------------------------- */
 
 TEST(barriers_that_not_all_reach_are_errors)
 {
@@ -222,7 +221,7 @@ static cudaStream_t make_stream(void)
     return stream;
 }
 
-/* Work of two streams, of which the second waits for the first and the first for the second. */
+/* Work on two streams, the second waiting for the first and the first for the second. */
 TEST(a_capture_spreads_by_events)
 {
     cudaStream_t main_stream = make_stream();
@@ -252,7 +251,7 @@ TEST(a_capture_spreads_by_events)
     cudaStreamDestroy(side);
 }
 
-/* As CUDA forbids them: each ends the capture. */
+/* Forbidden by CUDA: each invalidates the capture. */
 TEST(what_capture_forbids_ends_it)
 {
     void *memory = NULL;

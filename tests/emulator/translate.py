@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes C++ of CUDA C++ where no macro can, line by line, so that debuggers and sanitizers name the source's own lines.
+"""Translates CUDA C++ to C++ where macros cannot, line by line, so that debuggers and sanitizers report the source's
+lines.
 
     translate.py SOURCES INSTEAD TARGET NAME...    writes TARGET/NAME from INSTEAD/NAME, or else from SOURCES/NAME
     translate.py --list FILE...                    the names of all kernels
 
-Three things change: launches by <<<...>>> become calls, shared variables become references to memory of the block, and
-every kernel begins with a note that it runs. Everything else of CUDA is in cuda/emulator.h.
+Three things change: launches by <<<...>>> become calls, shared variables become references to the block's memory, and
+every kernel begins with a call that logs it. cuda/emulator.h handles the rest of CUDA.
 """
 
 import re
@@ -16,7 +17,7 @@ OPEN, CLOSE = "([{", ")]}"
 
 
 def closing(text, at):
-    """The place of the bracket that closes the one at `at`."""
+    """The index of the bracket that closes the one at `at`."""
     depth = 0
     for i in range(at, len(text)):
         if text[i] in OPEN:
@@ -29,7 +30,7 @@ def closing(text, at):
 
 
 def without_comments(text):
-    """The same text, of the same length and lines, with blanks for comments and for what strings say."""
+    """The text with comments and string contents replaced by blanks."""
 
     def blank(match):
         return re.sub(r"[^\n]", " ", match.group())
@@ -38,7 +39,7 @@ def without_comments(text):
 
 
 def kernels(text):
-    """Of each kernel its name, the text of its launch bounds, and the place after its body's first brace."""
+    """Of each kernel its name, the text of its launch bounds, and the index after the opening brace of its body."""
     plain = without_comments(text)
     for found in re.finditer(r"__global__\s+void\b", plain):
         at = found.end()
@@ -57,7 +58,7 @@ def kernels(text):
 
 def note_kernels(text):
     for name, bounds, at in reversed(list(kernels(text))):
-        # Launch bounds may hold commas and comparisons of their own: only the first bound is used, in brackets.
+        # Launch bounds may contain commas and comparisons: only the first bound is used, in parentheses.
         text = text[:at] + f' EMULATOR_KERNEL("{name}", {one_line(first_argument(bounds))});' + text[at:]
     return text
 
@@ -94,7 +95,7 @@ def shared_variable(match):
 
 
 def launched(text, end):
-    """Where the name of what is launched begins, before <<<: an identifier, with template arguments or without."""
+    """The start of the launched expression before <<<: an identifier, with template arguments or without."""
     at = end
     while text[at - 1].isspace():
         at -= 1
@@ -132,7 +133,7 @@ def translate(text):
 
 
 def write_if_new(path, text):
-    """A file that stays as it is keeps its time, and is not compiled again."""
+    """An unchanged file keeps its time, and is not recompiled."""
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

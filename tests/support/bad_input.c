@@ -1,4 +1,4 @@
-/* Values are doubles in every row, exact for all that is written in one. */
+/* Values are doubles in every row, which represent every tabulated value exactly. */
 #include "bad_input.h"
 
 #include "testing.h"

@@ -1,6 +1,5 @@
-/* Bad input as rows of tables. A row is a number of a struct with values out of its range, or one thing changed in a
- * tensor, with the status that must come of it; test_check_refused of messages.h asks for that status and for the name
- * of the argument in the message. */
+/* Tables of invalid input. A row is a struct field with out-of-range values, or one change to a tensor, with the
+ * expected status; test_check_refused of messages.h checks that status and the argument's name in the message. */
 #ifndef TORCHIUM_TESTS_BAD_INPUT_H
 #define TORCHIUM_TESTS_BAD_INPUT_H
 
@@ -15,7 +14,7 @@
 
 typedef enum test_field_type { FIELD_REAL, FIELD_INT32, FIELD_INT64 } test_field_type;
 
-/* A number of a struct, or the first of an array there. */
+/* A scalar field, or the first element of an array field. */
 typedef struct test_field {
     const char *name;
     size_t offset;
@@ -29,10 +28,10 @@ typedef struct test_field {
               size_t: FIELD_INT64, default: FIELD_INT32)}
 /* clang-format on */
 
-/* A field with values that it may not have. */
+/* A field and its invalid values. */
 typedef struct test_range {
     test_field field;
-    int mark; /* a meaning of the test's own: where the row applies */
+    int mark; /* defined by the test: where the row applies */
     int count;
     double bad[TEST_MOST_BAD];
 } test_range;
@@ -40,13 +39,13 @@ typedef struct test_range {
 void test_field_set(void *config, const test_field *field, double value);
 double test_field_get(const void *config, const test_field *field);
 
-/* Fails the test unless this thread's message has the value, in some notation: its first digits are enough. */
+/* Fails the test unless this thread's message contains the value; the first digits suffice. */
 void test_check_value_told(double value);
 
 typedef enum test_part {
     PART_DATA,   /* NULL */
     PART_SHAPE,  /* NULL */
-    PART_RANK,   /* dimensions beyond the tensor's own have one element */
+    PART_RANK,   /* other dimensions have one element */
     PART_SIZE,   /* of the last dimension */
     PART_STRIDE, /* of the first dimension */
     PART_DTYPE,
@@ -64,13 +63,12 @@ typedef struct test_flaw {
     tch_dtype dtype;
 } test_flaw;
 
-/* A copy of a tensor with sizes and strides of its own. */
+/* A copy of a tensor with its own sizes and strides. */
 typedef struct test_broken {
     tch_tensor tensor;
     int64_t shape[TCH_MAX_RANK + 1], strides[TCH_MAX_RANK + 1];
 } test_broken;
 
-/* Both return the copy. */
 tch_tensor *test_broken_copy(test_broken *b, const tch_tensor *tensor);
 tch_tensor *test_broken_make(test_broken *b, const tch_tensor *tensor, const test_flaw *flaw);
 

@@ -1,5 +1,5 @@
-/* Each floating type is described by its precision and smallest exponent; rounding is done in double by scaling, which
- * is exact because double holds every value of the narrower types with room to spare. */
+/* A floating type is described by its precision and smallest exponent; rounding scales in double, which is exact
+ * because double represents every value of the narrower types. */
 #include "elements.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static double round_to_format(double value, const format *target)
     return fabs(rounded) > target->largest ? copysign(INFINITY, value) : rounded;
 }
 
-/* `value` has been rounded to the format already. */
+/* `value` is already rounded to the format. */
 static uint16_t half_bits(double value)
 {
     uint16_t sign = signbit(value) ? 0x8000u : 0u;

@@ -1,4 +1,3 @@
-/* Files of tests: see files.h. */
 #include "files.h"
 
 #include <dirent.h>
@@ -154,7 +153,7 @@ static void copy_settings(const tch_checkpoint *from, tch_checkpoint_writer *to,
     }
 }
 
-/* `other` takes the place of the tensor of that name. */
+/* Replaces the tensor of that name by `other`. */
 static void copy_tensors(const tch_checkpoint *from, tch_checkpoint_writer *to, const char *name,
                          const tch_tensor *other)
 {

@@ -1,5 +1,4 @@
-/* Files for the tests of checkpoints: a folder of one's own that disappears again, and safetensors files written by
- * hand, so that a test can write what no library would. */
+/* Files for checkpoint tests: a temporary folder, and hand-written safetensors files, including invalid ones. */
 #ifndef TORCHIUM_TESTS_FILES_H
 #define TORCHIUM_TESTS_FILES_H
 
@@ -14,37 +13,35 @@ int test_folder_make(void **state);
 int test_folder_remove(void **state);
 #define TEST_IN_FOLDER(test) TEST_WITH(test, test_folder_make, test_folder_remove)
 
-/* The same with a context on the device under test, which *state is. */
+/* The same, with *state a context on the device under test. */
 int test_open_context_and_folder(void **state);
 int test_close_context_and_folder(void **state);
 
-/* "FOLDER/name", in memory of the test. */
+/* "FOLDER/name", in the test's memory. */
 const char *test_path(const char *name);
 
-/* How many temporary files of a checkpoint's writer the folder has. */
+/* The number of temporary checkpoint files in the folder. */
 int test_leftover_count(void);
 
 void test_file_write(const char *path, const void *bytes, int64_t count);
 
-/* As if nothing had been written to it for two hours; a link itself, not what it points to. */
+/* Sets the modification time two hours back; of a link itself, not of its target. */
 void test_file_make_old(const char *path);
 
-/* All bytes of a file. */
 char *test_file_read(const char *path, int64_t *count);
 
-/* The length of the header, the header, then `data_bytes` bytes that count from 0 up. `length` is what stands before
- * the header, -1 for the true one. */
+/* The length of the header, the header, then `data_bytes` bytes 0, 1, 2, ... `length` replaces the header's length
+ * unless it is -1. */
 void test_safetensors_write(const char *path, const char *header, int64_t length, int64_t data_bytes);
 
-/* An empty writer; and the file of one, which is destroyed when it is saved. */
+/* An empty writer; and the file of a writer, which is destroyed after saving. */
 tch_checkpoint_writer *test_checkpoint_writer(void);
 void test_checkpoint_save(tch_checkpoint_writer *writer, tch_context *context, const char *path);
 
 tch_checkpoint *test_checkpoint_open(const char *path);
 
-/* A copy of a checkpoint with one thing changed, and checksums to match: a setting, or an element of 8 bytes of a
- * tensor, counted from the first on or, where `index` is below 0, from the end. A setting whose text is NULL is left
- * out. */
+/* A copy of a checkpoint with one change, and matching checksums: a setting, or an 8-byte element of a tensor, counted
+ * from the first or, if `index` < 0, from the end. A setting whose text is NULL is omitted. */
 void test_checkpoint_set_text(const char *from, const char *to, const char *key, const char *text);
 void test_checkpoint_set_element(const char *from, const char *to, const char *tensor, int64_t index,
                                  const void *element);

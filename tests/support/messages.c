@@ -1,4 +1,4 @@
-/* Messages are for people, so the tests ask only for the name of the argument in them, never for a wording. */
+/* Tests check only the argument's name in messages, never the wording. */
 #include "messages.h"
 
 #include <ctype.h>
@@ -10,7 +10,7 @@ static bool is_word_character(char c)
     return isalnum((unsigned char)c) || c == '_';
 }
 
-/* What may follow the argument `a` and does not follow the article. */
+/* Characters that follow the argument `a` and not the article. */
 static bool follows_a_name(const char *rest)
 {
     static const char *const follow[] = {" is", " has ", " and ", " are ", " must ", " in ", " [", ":", ",", ";", "."};

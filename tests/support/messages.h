@@ -1,4 +1,4 @@
-/* Checks on refusals: the status, a message that names the argument, and nothing written. */
+/* Checks of rejected calls: the status, a message that names the argument, and nothing written. */
 #ifndef TORCHIUM_TESTS_MESSAGES_H
 #define TORCHIUM_TESTS_MESSAGES_H
 
@@ -6,7 +6,7 @@
 
 #include <torchium/status.h>
 
-/* True when the message speaks of this argument: the name as a whole word, and for "a" not as the English article. */
+/* True if the message names this argument: as a whole word, and for "a" not as the article. */
 bool test_names_argument(const char *message, const char *name);
 
 /* Fails the test unless `got` is `expected` and this thread's message names the argument. */

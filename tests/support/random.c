@@ -1,5 +1,4 @@
-/* A counter hashed with a key: the finalizer of splitmix64 applied to a Weyl sequence. Good enough for test data, and
- * twenty lines. */
+/* Hashes a counter with a key: the finalizer of splitmix64 applied to a Weyl sequence. */
 #include "random.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Random numbers that depend only on (seed, stream, counter): every case names its own stream, so a case draws the same
- * numbers whether it runs alone or after others. TORCHIUM_TEST_SEED changes all of them. */
+/* Random numbers that depend only on (seed, stream, counter): a case has its own stream, so it draws the same numbers
+ * whether it runs alone or after others. TORCHIUM_TEST_SEED changes all of them. */
 #ifndef TORCHIUM_TESTS_RANDOM_H
 #define TORCHIUM_TESTS_RANDOM_H
 
@@ -26,7 +26,7 @@ double test_random_normal(test_random *random);
 
 void test_random_fill_normal(test_random *random, double *values, int64_t count);
 
-/* Philox-4x32-10, by which the library rounds at random. */
+/* Philox-4x32-10, the generator of the library's stochastic rounding. */
 void test_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
 #endif

@@ -1,5 +1,5 @@
-/* The whole block travels to the host and back as int32, which no copy may alter, so that this file sees every byte
- * without touching device memory. Poison is all bits set: NaN in every floating type, -1 in the integers. */
+/* The whole block is copied to the host and back as int32, which no copy may alter, so that all bytes are checked
+ * without accessing device memory. Poison is all bits set: NaN in every floating type, -1 in the integers. */
 #include "tensors.h"
 
 #include "elements.h"
@@ -57,7 +57,7 @@ static int64_t count_elements(const test_tensor *t, int32_t ndim)
     return count;
 }
 
-/* How far, in elements, the last element lies from the first; negative when it lies before it. */
+/* The offset, in elements, of the last element from the first; may be negative. */
 static int64_t distance(const test_tensor *t, int32_t ndim)
 {
     int64_t last = 0;
@@ -134,7 +134,7 @@ test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndi
     return t;
 }
 
-/* Goes over the elements in row-major order. Divisions to find each one anew were a third of the time of some tests. */
+/* Iterates over elements in row-major order. Finding each by divisions took a third of the time of some tests. */
 typedef struct walk {
     const test_tensor *tensor;
     int64_t index[TCH_MAX_RANK];

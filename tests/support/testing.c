@@ -1,4 +1,4 @@
-/* The state here is per process and set once in main, except the case's name, which belongs to the test's thread. */
+/* State is per process and set once in main, except the case's name, which is per thread. */
 #include "testing.h"
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ static int is_offered(tch_context *context, tch_root_method method)
     return tch_inverse_root_plan(context, TCH_FLOAT32, 1, 4, 4, &config, NULL, NULL) != TCH_ERR_UNSUPPORTED;
 }
 
-/* The CPU is always there, and is not asked before the tests begin: one of them wants to be the first to ask. */
+/* The CPU is always available, and not queried before the tests: one of them must be the first to do so. */
 static void look_at_device(void)
 {
     tch_context *context = NULL;
@@ -86,7 +86,7 @@ void test_fail(const char *file, int line, const char *format, ...)
     print_error("case: %s\n%s\nrepeat with TORCHIUM_TEST_SEED=%llu on device %s\n", case_name, message,
                 (unsigned long long)test_random_seed(), device_name);
     _fail(file, line);
-    abort(); /* not reached: _fail leaves by longjmp */
+    abort(); /* unreachable: _fail leaves by longjmp */
 }
 
 int test_open_context(void **state)
@@ -109,10 +109,10 @@ int test_close_context(void **state)
     return 0;
 }
 
-/* --- what the running test owns ---------------------------------------------------------------------------------- */
+/* --- resources of the running test ------------------------------------------------------------------------------- */
 
 typedef struct owned {
-    void *thing; /* NULL where it was given back before its turn */
+    void *thing; /* NULL if it was released early */
     void (*release)(void *thing);
 } owned;
 
@@ -134,7 +134,7 @@ void test_own(void *thing, void (*release)(void *thing))
     pthread_mutex_unlock(&lock);
 }
 
-/* Most of what is given back early came late. */
+/* Resources released early are mostly recent. */
 void *test_keep(void *thing)
 {
     pthread_mutex_lock(&lock);

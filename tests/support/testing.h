@@ -1,6 +1,5 @@
-/* What every test program shares: the device and seed it was asked for, a context, and failures that say which case
- * broke and how to repeat it. Tests are written against the public API and never touch device memory themselves, so
- * that the same program checks every backend. */
+/* Shared by all test programs: the device and seed, a context, and failure messages with the case and how to repeat it.
+ * Tests use the public API and never access device memory directly, so that one program tests every backend. */
 #ifndef TORCHIUM_TESTS_TESTING_H
 #define TORCHIUM_TESTS_TESTING_H
 
@@ -20,21 +19,20 @@
 
 #include <torchium/torchium.h>
 
-/* The exit status that says "not run here"; ctest shows such a test as skipped. */
+/* The exit status of a skipped test in ctest. */
 #define TEST_SKIPPED 77
 
-/* Reads the device from the first argument or TORCHIUM_TEST_DEVICE ("cpu" if neither is given), a pattern of tests to
- * run from the second, and the seed from TORCHIUM_TEST_SEED. The first line of every main. Where the device cannot be
- * used the program ends here, with the reason and TEST_SKIPPED; with TORCHIUM_TEST_REQUIRE_DEVICE set, on machines that
- * must have it, it fails instead. */
+/* Called first in every main. Reads the device from the first argument or TORCHIUM_TEST_DEVICE ("cpu" by default), a
+ * pattern of tests from the second, and the seed from TORCHIUM_TEST_SEED. If the device is unusable the program exits
+ * here with the reason and TEST_SKIPPED, or fails with TORCHIUM_TEST_REQUIRE_DEVICE, for machines that must have it. */
 void test_begin(int argc, char **argv);
 
 const char *test_device(void);
 
-/* Says which case runs now; a failure prints it. */
+/* Names the current case for failure messages. */
 void test_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints the case, the seed and the message, and ends the test. Only on the test's own thread. */
+/* Prints the case, the seed and the message, and fails the test. Only on the test's thread. */
 _Noreturn void test_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 #define CHECK(condition, ...)                                                                                          \
@@ -49,8 +47,8 @@ _Noreturn void test_fail(const char *file, int line, const char *format, ...) __
         CHECK(status_ == TCH_OK, "%s gave %s: %s", #call, tch_status_name(status_), tch_last_error());                 \
     } while (0)
 
-/* Marks a function that computes what is expected, by loops over the test's own arrays that take most of a sanitized
- * run: what support/CMakeLists.txt says of the references. Calls of the library stay outside. */
+/* Marks reference functions, loops over the test's own arrays that take most of the time under sanitizers: see
+ * support/CMakeLists.txt. They do not call the library. */
 #define TEST_REFERENCE __attribute__((no_sanitize("address", "undefined")))
 
 #define TEST_COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -59,34 +57,32 @@ _Noreturn void test_fail(const char *file, int line, const char *format, ...) __
 int test_open_context(void **state);
 int test_close_context(void **state);
 
-/* True when the device under test keeps its tensors in memory of the host. */
+/* True if the device's tensors are in host memory. */
 int test_on_cpu(void);
 
-/* True when the device under test offers the method: the rational one is left out by backends without
- * shifted_inverse, and tests of it are then left out too. The CPU offers every method. */
+/* True if the device supports the method: backends without shifted_inverse have no rational method, and its tests are
+ * skipped. The CPU supports every method. */
 int test_offers_method(tch_root_method method);
 
-/* What a test takes is its own, and is given back after it, whether it passed or not, the latest first. test_alloc is
- * malloc that fails the test instead of returning NULL; test_drop gives back earlier, where much would come together,
- * and test_keep makes it the caller's, to be freed with free. test_own takes anything else, with the way to release it.
- * All may be called from any thread. */
+/* Resources of a test are released after it, passed or failed, in reverse order. test_alloc is malloc that fails the
+ * test instead of returning NULL; test_drop releases early, to limit memory, and test_keep transfers ownership to the
+ * caller, who uses free. test_own registers anything else with its release function. Callable from any thread. */
 void *test_alloc(size_t bytes);
 double *test_zeros(int64_t count);
 void test_drop(void *pointer);
 void *test_keep(void *pointer);
 void test_own(void *thing, void (*release)(void *thing));
 
-/* Gives back what was taken since the mark: where cases of one test would need too much together, or what the memory
- * belongs to ends before the test does. */
+/* Releases everything acquired since the mark: to limit memory, or if its owner ends before the test. */
 size_t test_mark(void);
 void test_release_since(size_t mark);
 
-/* The teardown of TEST; other teardowns call it, and closing a context does so as well. */
+/* The teardown of TEST; other teardowns call it, and so does closing a context. */
 int test_release(void **state);
 
-/* Tests. `TEST(what_holds) { ... }` defines a test with the parameter `void **state` and adds it to those of its file,
- * which run in the order of their lines. TEST_WITH has fixtures of its own. TEST_ALONE runs after the others, outside
- * the fixtures of the file. */
+/* `TEST(what_holds) { ... }` defines a test with the parameter `void **state` and registers it with its file; tests run
+ * in the order of their lines. TEST_WITH has its own fixtures. TEST_ALONE runs after the others, outside the file's
+ * fixtures. */
 #define TEST(test) TEST_WITH(test, NULL, test_release)
 #define TEST_WITH(test, setup, teardown) TEST_ADDED(test, setup, teardown, 0)
 #define TEST_ALONE(test, setup, teardown) TEST_ADDED(test, setup, teardown, 1)
@@ -98,7 +94,7 @@ int test_release(void **state);
     }                                                                                                                  \
     static void test(void **state)
 
-/* The main of a file whose tests need no other: *state is what `setup` leaves there. */
+/* The main of a file whose tests need no other: *state is set by `setup`. */
 #define TEST_MAIN(setup, teardown)                                                                                     \
     int main(int argc, char **argv)                                                                                    \
     {                                                                                                                  \

@@ -1,5 +1,5 @@
-/* What tests of the CUDA module's host side set and see of the emulated device: what the machine is like, which call
- * fails, and what was asked for. The module itself leaves all of it as it is. */
+/* Controls the emulated device in tests of the CUDA module's host side: the machine's properties, failing calls, and a
+ * record of calls. The CUDA module does not use it. */
 #ifndef EMULATOR_CONTROL_H
 #define EMULATOR_CONTROL_H
 
@@ -11,25 +11,25 @@ enum { EMULATOR_DEVICES = 4 };
 typedef struct emulator_fault {
     const char *function;
     cudaError_t error;
-    int passes, failures; /* how many calls succeed first, and how many then fail */
+    int passes, failures; /* calls that succeed first, and then fail */
 } emulator_fault;
 
 typedef struct emulator_control {
     int devices;                      /* 0: one */
-    int capability[EMULATOR_DEVICES]; /* 90 for 9.0; 0: what TORCHIUM_EMULATOR_CAPABILITY says */
+    int capability[EMULATOR_DEVICES]; /* 90 for 9.0; 0: TORCHIUM_EMULATOR_CAPABILITY */
     emulator_fault fault;
 
-    /* What was not given back yet. */
+    /* Not released yet. */
     int blocks, streams, graphs, executables, libraries;
-    /* What was done. */
+    /* Recorded calls. */
     int trims, waits;
     cudaStream_t freed_on, replayed_on;
-    cudaStream_t recorded, waiting; /* the last event: recorded on one, waited for by the other */
-    char timeline[256];             /* launches of graphs; and ranges, where a test writes them down */
+    cudaStream_t recorded, waiting; /* the last event: where it was recorded, and which stream waited for it */
+    char timeline[256];             /* graph launches; and ranges, if a test records them */
 
-    /* The one kernel of every library that is loaded, which exists where `devices` is not 0. */
+    /* The one kernel of every loaded library, if `devices` is not 0. */
     const void *signature;
-    size_t signature_bytes, parameter_size; /* the latter of each parameter */
+    size_t signature_bytes, parameter_size; /* the latter per parameter */
     int static_shared, registers, most_threads;
     int shared_allowed;
     char kernel[256]; /* the name last looked up */
@@ -44,9 +44,9 @@ extern emulator_control emulated;
 
 void emulator_note(const char *what, const char *name);
 
-/* The error that the call of this function is to give, or cudaSuccess. */
+/* The injected error of this function, or cudaSuccess. */
 cudaError_t emulator_fault_of(const char *function);
-/* The same error, kept for cudaGetLastError. */
+/* The same, also stored for cudaGetLastError. */
 cudaError_t emulator_result(cudaError_t error);
 
 #define EMULATOR_FAULT()                                                                                               \
@@ -57,7 +57,7 @@ cudaError_t emulator_result(cudaError_t error);
         }                                                                                                              \
     } while (0)
 
-/* Whether the stream is being captured, in which case the capture is lost: for calls that capture forbids. */
+/* For calls that capture forbids: invalidates the capture; whether there was one. */
 int emulator_breaks_capture(cudaStream_t stream);
 
 #endif

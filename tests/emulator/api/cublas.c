@@ -1,5 +1,5 @@
-/* cuBLAS for the emulated device: what src/backends/cuda/runtime/libraries/cublas.h declares, by plain loops,
- * column-major as cuBLAS is. Sums are kept in double, so that results are at least as exact as cuBLAS's. */
+/* cuBLAS for the emulated device (src/backends/cuda/runtime/libraries/cublas.h), by plain column-major loops. Sums are
+ * in double, at least as accurate as cuBLAS. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 typedef tchi_cublas_status status;
 
-/* Exported as the type of its place in the table of functions that are looked up. */
+/* Exported with the type of its entry in the table of looked-up functions. */
 #define EXPORT(member, name)                                                                                           \
     __attribute__((visibility("default"))) __typeof__(*((const tchi_cublas *)NULL)->member) name
 
@@ -81,7 +81,7 @@ status cublasGetProperty(libraryPropertyType type, int *value)
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* Of a batch: `stride` elements from one to the next, or a list of them on the device. */
+/* Of a batch: a stride in elements, or a device array of pointers. */
 typedef struct matrix {
     const void *data;
     const void *const *list;
@@ -133,7 +133,7 @@ static double read_scalar(const void *at, tchi_cublas_compute compute)
     return compute == TCHI_CUBLAS_COMPUTE_F64 ? *(const double *)at : *(const float *)at;
 }
 
-/* Numbers of the host are read when the function is called, those of the device when the work is done. */
+/* Host scalars are read when the function is called, device scalars when the work is executed. */
 typedef struct scalar {
     const void *device;
     double host;
@@ -206,14 +206,14 @@ typedef struct triangle {
     matrix a, b;
 } triangle;
 
-/* Element (i, j) of the matrix that is solved with from the left: op(A), or op(A)' for a solve from the right. */
+/* Element (i, j) of the matrix of a solve from the left: op(A), or op(A)' for a solve from the right. */
 static double triangle_at(const triangle *t, const void *a, int64_t i, int64_t j)
 {
     int transposed = (t->trans == TCHI_CUBLAS_T) != (t->side == TCHI_CUBLAS_RIGHT);
     return load_element(a, t->a.type, transposed ? j + i * t->a.ld : i + j * t->a.ld);
 }
 
-/* X takes B's place. From the right, X op(A) = B is op(A)' X' = B'. */
+/* X overwrites B. From the right, X op(A) = B is op(A)' X' = B'. */
 static void solve_one(const triangle *t, const void *a, void *b)
 {
     int right = t->side == TCHI_CUBLAS_RIGHT;

@@ -1,5 +1,5 @@
-/* cuSOLVER for the emulated device: eigenvalues by the tests' own solver and Cholesky factors, in double whatever the
- * matrices are, column-major. */
+/* cuSOLVER for the emulated device: eigenvalues by the tests' solver and Cholesky factors, column-major, computed in
+ * double. */
 #include "backends/cuda/runtime/libraries/cusolver.h"
 
 #include "elements.h"
@@ -8,7 +8,7 @@
 
 typedef tchi_cusolver_status status;
 
-/* Exported as the type of its place in the table of functions that are looked up. */
+/* Exported with the type of its entry in the table of looked-up functions. */
 #define EXPORT(member, name)                                                                                           \
     __attribute__((visibility("default"))) __typeof__(*((const tchi_cusolver *)NULL)->member) name
 
@@ -69,7 +69,7 @@ status cusolverGetVersion(int *version)
 
 /* --- eigenvalues ------------------------------------------------------------------------------------------------- */
 
-/* What the solver of support/linalg/reference.c asks of a test. */
+/* Required by the solver of support/linalg/reference.c. */
 void *test_alloc(size_t bytes)
 {
     void *memory = malloc(bytes > 0 ? bytes : 1);
@@ -119,7 +119,7 @@ typedef struct eigenproblem {
     int *info;
 } eigenproblem;
 
-/* One matrix; info 1 where its numbers are not finite. Eigenvectors are the columns of v, and of a. */
+/* One matrix; info 1 if it is not finite. Eigenvectors are the columns of v, and of a. */
 static void decompose_one(const eigenproblem *p, void *a, void *w, int *info)
 {
     int64_t n = p->n;
@@ -189,7 +189,7 @@ status cusolverDnXsyevBatched(tchi_cusolver_handle handle, tchi_cusolver_params 
 
 /* --- Cholesky factors -------------------------------------------------------------------------------------------- */
 
-/* Element (i, j), i >= j, of the factor L where it is stored: L itself below, or its transpose above. */
+/* Element (i, j), i >= j, of the factor L as stored: L itself below the diagonal, or its transpose above. */
 static int64_t factor_place(tchi_cublas_fill uplo, int64_t i, int64_t j, int64_t ld)
 {
     return uplo == TCHI_CUBLAS_LOWER ? i + j * ld : j + i * ld;
@@ -215,7 +215,7 @@ static int factor(tchi_cublas_fill uplo, int64_t n, cudaDataType type, void *a, 
     return 0;
 }
 
-/* One matrix, or a list of them on the device. */
+/* One matrix, or a device array of pointers. */
 typedef struct factors {
     tchi_cublas_fill uplo;
     cudaDataType type;

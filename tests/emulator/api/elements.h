@@ -1,4 +1,4 @@
-/* Elements of the matrices that cuBLAS and cuSOLVER are given, as doubles. */
+/* Elements of cuBLAS and cuSOLVER matrices, as doubles. */
 #ifndef EMULATOR_ELEMENTS_H
 #define EMULATOR_ELEMENTS_H
 

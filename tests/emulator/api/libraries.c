@@ -1,10 +1,10 @@
-/* Custom kernels that were compiled for a GPU: they cannot run here, but under a test's control (control.h) every
- * library loads, has one kernel, and launches are written down. */
+/* Custom kernels compiled for a GPU cannot run here, but under a test's control (control.h) every library loads and has
+ * one kernel, whose launches are recorded. */
 #include <string.h>
 
 #include "control.h"
 
-static char place; /* what handles point to */
+static char place; /* the target of handles */
 
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *options, void **values,
                                 unsigned count, enum cudaLibraryOption *library_options, void **library_values,

@@ -1,8 +1,7 @@
-/* CUDA's runtime for devices whose memory is the host's: errors, devices and memory. Streams and graphs are in
+/* The CUDA runtime for emulated devices in host memory: errors, devices and memory. Streams and graphs are in
  * streams.c, custom kernels in libraries.c.
  *
- * TORCHIUM_EMULATOR_CAPABILITY, 9.0 unless set, says which kind of device it is, and so which kernels the host
- * chooses. */
+ * TORCHIUM_EMULATOR_CAPABILITY, by default 9.0, sets the compute capability, and so the host's choice of kernels. */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -21,7 +20,7 @@ emulator_control emulated;
 
 static _Thread_local cudaError_t last_error;
 static _Thread_local int current; /* device */
-static int everything;            /* what handles point to */
+static int everything;            /* the target of handles */
 
 /* --- errors ------------------------------------------------------------------------------------------------------ */
 
@@ -81,7 +80,7 @@ static int find_error(cudaError_t error)
     return -1;
 }
 
-/* A kernel's failure has a message of its own. */
+/* A failed kernel has its own message. */
 const char *cudaGetErrorString(cudaError_t error)
 {
     int i = find_error(error);
@@ -136,7 +135,7 @@ cudaError_t cudaSetDevice(int device)
     return error;
 }
 
-/* In bytes, for a block: of Turing, Ampere and Hopper. */
+/* Bytes per block of Turing, Ampere and Hopper. */
 static int shared_most(int device)
 {
     return capability(device) < 80 ? 65536 : capability(device) < 90 ? 166912 : EMULATOR_SHARED_MOST;
@@ -195,7 +194,7 @@ cudaError_t cudaDriverGetVersion(int *version)
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-/* What is in use of each device, in bytes: pools must not hold more than it has. */
+/* Bytes in use per device: pools must not hold more than it has. */
 static size_t used_memory[EMULATOR_DEVICES];
 enum { PAGE_LOCKED = -1 };
 
@@ -207,7 +206,7 @@ typedef struct allocation {
     int device; /* PAGE_LOCKED: of the host */
 } allocation;
 
-static allocation *allocations; /* sorted by nothing: there are few */
+static allocation *allocations; /* unsorted: there are few */
 static size_t allocation_count, allocation_room;
 
 static int note_allocation(void *pointer, size_t bytes, int device)
@@ -239,7 +238,7 @@ static const allocation *find_allocation(const void *pointer)
     return NULL;
 }
 
-/* Of whichever kind: device memory or page-locked. */
+/* Of either kind: device memory or page-locked. */
 static cudaError_t release(void *pointer)
 {
     pthread_mutex_lock(&memory_lock);
@@ -271,7 +270,7 @@ static int allocate(void **pointer, size_t bytes, int device)
     return good;
 }
 
-/* Full of NaN, so that what is read before it was written is seen. */
+/* Filled with NaN, to detect reads of uninitialized memory. */
 cudaError_t cudaMalloc(void **pointer, size_t bytes)
 {
     EMULATOR_FAULT();
@@ -411,7 +410,7 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
 
 /* --- tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* What the driver checks, and what copies.c can do: three dimensions, rows of 128 bytes in a box. */
+/* The driver's checks, and the subset that copies.c supports: three dimensions, box rows of 128 bytes. */
 static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
                              const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
                              const cuuint32_t *every, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,

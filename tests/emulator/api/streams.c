@@ -1,6 +1,6 @@
-/* Streams, events and graphs. What a stream is given is done at once, unless the stream is being captured: then it is
- * kept with copies of its arguments, and a launch of the graph does it. A stream that waits for an event of a captured
- * one is captured with it. Calls that CUDA forbids during capture end it, as CUDA does. */
+/* Streams, events and graphs. Work runs immediately unless its stream is being captured: then it is kept with copies of
+ * its arguments, and a launch of the graph runs it. A stream that waits for an event of a captured one joins the
+ * capture. Calls that CUDA forbids during capture invalidate it, as in CUDA. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ typedef struct node {
     size_t bytes;
 } node;
 
-/* Of an executable, too, which is the same graph with a reference of its own. */
+/* Also of an executable graph, which is the same graph with its own reference. */
 struct emulator_graph {
     node *nodes;
     size_t count, room;
@@ -21,13 +21,13 @@ struct emulator_graph {
 };
 
 struct emulator_event {
-    uint64_t capture; /* under which it was recorded, or 0 */
+    uint64_t capture; /* of its recording, or 0 */
 };
 
 enum { MOST_CAPTURES = 8 };
 
 typedef struct capture {
-    uint64_t number; /* 0 where this place is free */
+    uint64_t number; /* 0 if free */
     cudaGraph_t graph;
     int blocking, broken;
 } capture;
@@ -89,7 +89,7 @@ int emulator_breaks_capture(cudaStream_t stream)
     return c != NULL;
 }
 
-/* The default stream is refused an answer while a stream is captured that it would wait for. */
+/* Queries of the default stream fail while a stream is captured that it would wait for. */
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
 {
     int implicit = 0;
@@ -179,7 +179,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph,
     return cudaSuccess;
 }
 
-/* On a captured stream the nodes become its graph's. */
+/* On a captured stream the nodes are added to its graph. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
 {
     const struct emulator_graph *graph = (const struct emulator_graph *)(void *)executable;
@@ -267,7 +267,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return cudaSuccess;
 }
 
-/* A captured stream can wait for nothing outside its capture. */
+/* A captured stream cannot wait for events outside its capture. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     pthread_mutex_lock(&lock);

@@ -1,5 +1,4 @@
-/* Descriptions of arrays for the tensor memory accelerator: what cuTensorMapEncodeTiled is asked for, in a form of our
- * own that device/hopper.cuh reads again. */
+/* Tensor maps: the arguments of cuTensorMapEncodeTiled in the emulator's format, read by device/hopper.cuh. */
 #ifndef EMULATOR_CUDA_TYPEDEFS_H
 #define EMULATOR_CUDA_TYPEDEFS_H
 
@@ -21,7 +20,7 @@ typedef enum CUtensorMapL2promotion {
 } CUtensorMapL2promotion;
 typedef enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE } CUtensorMapFloatOOBfill;
 
-/* Three dimensions, the first one along a row; sizes and boxes in elements, strides of the others in bytes. */
+/* Three dimensions, the first along a row; sizes and boxes in elements, strides of the others in bytes. */
 typedef struct CUtensorMap {
     char *address;
     int64_t sizes[3], strides[2];

@@ -1,2 +1,2 @@
-/* What nvcc includes before every .cu file, and CMake here. */
+/* Included before every .cu file, by nvcc and by the emulator's CMake. */
 #include "emulator.h"

@@ -1,6 +1,5 @@
-/* CUDA's runtime as the emulator has it: the types and functions that our own sources use, written for them and for
- * nothing else. Device memory is host memory, and what a stream is given has been done when the call returns, unless
- * the stream is captured. */
+/* The emulator's CUDA runtime: the types and functions that the library's sources use. Device memory is host memory,
+ * and work is complete when a call returns, unless the stream is captured. */
 #ifndef EMULATOR_CUDA_RUNTIME_API_H
 #define EMULATOR_CUDA_RUNTIME_API_H
 
@@ -62,12 +61,12 @@ typedef struct emulator_graph_node *cudaGraphNode_t;
 typedef struct emulator_library *cudaLibrary_t;
 typedef struct emulator_kernel *cudaKernel_t;
 
-/* Work of a stream: done at once, or kept with a copy of its data where the stream is captured. The stream brings the
- * function for it, since cuBLAS and cuSOLVER are libraries of their own. */
+/* Work of a stream: run immediately, or kept with a copy of its data if the stream is captured. A function pointer of
+ * the stream, since cuBLAS and cuSOLVER are separate libraries. */
 typedef void (*emulator_action)(void *data);
 struct emulator_stream {
     void (*submit)(cudaStream_t stream, emulator_action run, void *data, size_t bytes);
-    uint64_t capture; /* the latest it had part in */
+    uint64_t capture; /* the latest that it was part of */
     int device, blocking;
 };
 static inline void emulator_submit(cudaStream_t stream, emulator_action run, void *data, size_t bytes)
@@ -139,7 +138,7 @@ struct cudaFuncAttributes {
     int maxThreadsPerBlock, numRegs;
 };
 
-/* Keeps the failure of a launch, of which emulator_run has given the result, as the last error. */
+/* Stores the error of a launch, the result of emulator_run, as the last error. */
 void emulator_note_result(int result);
 
 cudaError_t cudaGetLastError(void);

@@ -1,6 +1,6 @@
-/* What a .cu file finds when it is compiled for the emulator: CUDA C++ by the prelude of custom kernels
- * (src/kernel/prelude), with launches, static shared memory and barriers of the emulated multiprocessor (machine.h).
- * translate.py has written the file anew where no macro could do it. */
+/* The environment of a .cu file in the emulator: CUDA C++ by the prelude of custom kernels (src/kernel/prelude), with
+ * the emulated multiprocessor's launches, static shared memory and barriers (machine.h). translate.py rewrites what
+ * macros cannot. */
 #ifndef EMULATOR_EMULATOR_H
 #define EMULATOR_EMULATOR_H
 
@@ -18,14 +18,14 @@
 
 #include "kernel/prelude/cpu_runner.h"
 
-/* Kernels are those of Hopper, which has every instruction there is a model of; what a device of another kind runs is
- * the host's decision (TORCHIUM_EMULATOR_CAPABILITY). */
+/* Kernels are Hopper's, all of whose instructions are modeled; the host chooses kernels for other devices
+ * (TORCHIUM_EMULATOR_CAPABILITY). */
 #undef __CUDA_ARCH__
 #define __CUDA_ARCH__ 900
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
-#undef __shared__ /* translate.py has taken them all */
+#undef __shared__ /* removed by translate.py */
 
-/* Cut off, not rounded. */
+/* Truncated, not rounded. */
 static inline float __double2float_rz(double x)
 {
     float rounded = (float)x;
@@ -57,7 +57,7 @@ template <typename T> static inline records<T> exchange_records(const T &mine)
     return {at};
 }
 
-/* Barriers carry the place in the source, so that threads at two of them are told apart. */
+/* Barriers include the source line, to distinguish threads at different ones. */
 static __attribute__((unused)) int sync_at(const char *place, int condition)
 {
     uint64_t address = (uint64_t)(uintptr_t)place;
@@ -76,7 +76,7 @@ static __attribute__((unused)) int sync_at(const char *place, int condition)
 #define __syncthreads_or(c) ((int)(tchi::sync_at(EMULATOR_HERE, (c)) != 0))
 #define __syncthreads_and(c) ((int)(tchi::sync_at(EMULATOR_HERE, !(c)) == 0))
 
-/* At the beginning of every kernel: its name, and its launch bounds. */
+/* At the beginning of every kernel: its name and launch bounds. */
 #define EMULATOR_KERNEL(name, ...)                                                                                     \
     do {                                                                                                               \
         static emulator_kernel_note note = {name, 0};                                                                  \
@@ -93,7 +93,7 @@ static inline int first_of(int threads = 0, int = 0)
     return threads;
 }
 
-/* What stands between <<< and >>>. */
+/* The arguments between <<< and >>>. */
 struct launch_shape {
     dim3 grid, block;
     size_t shared;

@@ -1,4 +1,4 @@
-/* The types of elements and of versions that cuBLAS and cuSOLVER are called with. */
+/* Element types and versions of cuBLAS and cuSOLVER. */
 #ifndef EMULATOR_LIBRARY_TYPES_H
 #define EMULATOR_LIBRARY_TYPES_H
 

@@ -1,4 +1,4 @@
-/* The functions of src/backends/cuda/device/hopper.cuh by the emulated multiprocessor, as in ptx.cuh beside it. */
+/* The functions of src/backends/cuda/device/hopper.cuh on the emulated multiprocessor, like ptx.cuh. */
 #ifndef TCHI_CUDA_HOPPER_CUH
 #define TCHI_CUDA_HOPPER_CUH
 
@@ -71,7 +71,7 @@ static __device__ inline void tchi_barrier_wait(uint64_t *barrier, int parity)
     }
 }
 
-/* --- the tensor memory accelerator ------------------------------------------------------------------------------- */
+/* --- TMA --------------------------------------------------------------------------------------------------------- */
 
 static __device__ inline void tchi_tma_load_to(int blocks, void *shared, const void *map, int x, int y, int z,
                                                uint64_t *barrier)
@@ -108,19 +108,19 @@ static __device__ inline void tchi_tma_publish()
 {
 }
 
-/* --- registers of lanes ------------------------------------------------------------------------------------------ */
+/* --- matrices in registers --------------------------------------------------------------------------------------- */
 
 namespace tchi
 {
 
-/* Of 8 by 8 matrices: of row j of matrix i lanes 4 j to 4 j + 3 hold two numbers each. */
+/* Of 8 by 8 matrices: lanes 4 j to 4 j + 3 hold two numbers each of row j. */
 struct matrix_parts {
     uint32_t r[4];
 };
 
 } // namespace tchi
 
-/* --- products of a warpgroup ------------------------------------------------------------------------------------- */
+/* --- wgmma products ---------------------------------------------------------------------------------------------- */
 
 static __device__ inline uint64_t tchi_wgmma_rows(const void *shared)
 {
@@ -159,7 +159,7 @@ static __device__ inline void tchi_wgmma(float (&d)[count], uint64_t a, uint64_t
     emulator_wgmma_start(&product);
 }
 
-/* The lanes of four have a row together. */
+/* Four lanes share a row. */
 static __device__ inline void tchi_wgmma_registers(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int add)
 {
     auto all = tchi::exchange_records(tchi::matrix_parts{{a[0], a[1], a[2], a[3]}});

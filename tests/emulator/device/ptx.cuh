@@ -1,5 +1,5 @@
-/* The functions of src/backends/cuda/device/ptx.cuh by the emulated multiprocessor: the same names, the same
- * signatures, and what the comments there say each one does. */
+/* The functions of src/backends/cuda/device/ptx.cuh on the emulated multiprocessor, with the same names, signatures and
+ * semantics. */
 #ifndef TCHI_CUDA_PTX_CUH
 #define TCHI_CUDA_PTX_CUH
 
@@ -20,7 +20,7 @@ static __device__ inline int tchi_thread_index()
 namespace tchi
 {
 
-/* 20 bits, which is what the hardware's approximations have. */
+/* 20 bits, like the hardware's approximations. */
 static inline double cut_to_20_bits(double x)
 {
     return reinterpret<double>(reinterpret<uint64_t>(x) & ~(((uint64_t)1 << 32) - 1));
@@ -86,8 +86,8 @@ static inline const char *matrix_row(const records<const void *> &rows, int i)
     return row;
 }
 
-/* Fragments of an operand that tensor cores multiply, from the lanes that hold them: A has `depth` columns, of which
- * lane 4 g + t has a[...] as ptx.cuh describes it. */
+/* Tensor core operands from the lanes' fragments: A has `depth` columns, of which lane 4 g + t has a[...] as ptx.cuh
+ * describes it. */
 struct half_fragments {
     uint32_t a[4], b[2];
 };
@@ -98,7 +98,7 @@ static inline float half_at(uint32_t pair, int which, bool brain)
     return brain ? brain_to_float(bits) : half_to_float(bits);
 }
 
-/* The same as numbers, which each lane converts once for all that read them. */
+/* The same as numbers, which each lane converts once for all readers. */
 struct float_fragments {
     float a[4][2], b[2][2];
 };

@@ -1,4 +1,3 @@
-/* See fake_host.h. */
 #include "fake_host.h"
 
 #include <stdarg.h>
@@ -39,7 +38,7 @@ static void host_release(void *pointer, size_t bytes)
 static const tch_backend_host host = {sizeof host, record, host_allocate, host_release, NULL};
 const tch_backend_host *tchi_cuda_host = &host;
 
-/* --- in the place of staging.c, control.cu and ranges.c --------------------------------------------------------- */
+/* --- replacements of staging.c, control.cu and ranges.c ---------------------------------------------------------- */
 
 void tchi_cuda_staging_destroy(tchi_cuda_staging *staging)
 {

@@ -1,6 +1,5 @@
-/* Custom kernels on the CUDA module, on the emulated device and an NVRTC that only pretends: what the compiler is told,
- * what becomes of its answers, what is asked of a damaged image, how a launch goes out, and what every call says after
- * a kernel has faulted. */
+/* Custom kernels in the CUDA module, on the emulated device and a fake NVRTC: compiler options, compiler results,
+ * damaged images, launches, and errors after a kernel fault. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <unistd.h>
@@ -28,7 +27,7 @@ static void *open_device(int capability)
 
 static const char *nvrtc_file = FAKE_NVRTC;
 
-/* What the fake NVRTC was told last. */
+/* The last input of the fake NVRTC. */
 static const char *told(const char *what)
 {
     const char *(*function)(void);
@@ -53,7 +52,7 @@ static int say_what_to_install(void)
     return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "/nowhere/libnvrtc.so.13") != NULL ? 0 : 1;
 }
 
-/* Nothing is named and nothing is there: where it was looked for, and what would help. */
+/* Neither configured nor installed: the message says where it looked and what would help. */
 static int say_where_it_was_looked_for(void)
 {
     void *state = open_device(90);
@@ -61,7 +60,7 @@ static int say_where_it_was_looked_for(void)
     unsetenv("TORCHIUM_NVRTC");
     setenv("TORCHIUM_CUDA_PATH", "/nowhere/toolkit", 1);
     tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
-    if (status == TCH_OK) { /* this machine has an NVRTC where the system looks */
+    if (status == TCH_OK) { /* NVRTC is installed in a system folder */
         return 0;
     }
     return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "/nowhere/toolkit") != NULL &&
@@ -71,7 +70,7 @@ static int say_where_it_was_looked_for(void)
                : 1;
 }
 
-/* A library of the right name that lacks the functions. */
+/* A library of the right name without the functions. */
 static int say_what_is_missing_in_it(void)
 {
     void *state = open_device(90);
@@ -101,7 +100,7 @@ static int lack_headers(void)
     return status == TCH_ERR_INVALID_ARGUMENT && explained == !has_toolkit ? 0 : 1;
 }
 
-/* A fresh folder in which `script` has been run; 0 where that failed. */
+/* A fresh folder in which `script` was run; 0 if that failed. */
 static int make_folder(char folder[256], const char *script)
 {
     char command[2048];
@@ -114,7 +113,7 @@ static int make_folder(char folder[256], const char *script)
     return system(command) == 0;
 }
 
-/* Whether the compiler was told of folder/sub; the folder is removed. */
+/* Whether folder/sub was passed to the compiler; the folder is removed. */
 static int told_of(const char *folder, const char *sub)
 {
     char option[512];
@@ -138,7 +137,7 @@ static int have_headers(void)
     return told_of(folder, "include") && status == TCH_OK ? 0 : 1;
 }
 
-/* pip's packages for CUDA 12 are a folder each. */
+/* pip's packages for CUDA 12 have a folder each. */
 static int find_beside_cublas(void)
 {
     char folder[256];
@@ -161,7 +160,7 @@ static int find_beside_cublas(void)
     return told_of(folder, "cuda_nvrtc/lib/../../cuda_runtime/include") && status == TCH_OK ? 0 : 1;
 }
 
-/* Before a test of this process has loaded the compiler. */
+/* Before any test of this process has loaded the compiler. */
 TEST(headers_are_found_or_asked_for)
 {
     fake_host_in_a_child(lack_headers);
@@ -196,7 +195,7 @@ TEST(targets_by_gpu)
     a_target(8, 9, TCHI_CUDA_CODE_CUBIN, 89, 0);
     a_target(9, 0, TCHI_CUDA_CODE_CUBIN, 90, 1);
     a_target(12, 0, TCHI_CUDA_CODE_CUBIN, 120, 1);
-    a_target(8, 7, TCHI_CUDA_CODE_PTX, 86, 0); /* one that it has never heard of */
+    a_target(8, 7, TCHI_CUDA_CODE_PTX, 86, 0); /* an unknown one */
     a_target(13, 0, TCHI_CUDA_CODE_PTX, 120, 0);
     assert_int_equal(tchi_cuda_choose_target(9, 0, 2, newer, &target), 0);
     assert_int_equal(tchi_cuda_choose_target(9, 0, 0, NULL, &target), 0);
@@ -243,7 +242,7 @@ static void refuse_to_build(void *state, const tch_kernel_text *text, size_t roo
     assert_null(image.data);
 }
 
-/* Macros go before the source: on the command line they would change NVRTC's own headers. */
+/* Macros are defined in the source: as options they would change NVRTC's headers. */
 FAKE_HOST_TEST(options_go_where_they_belong)
 {
     static const char *const options[] = {"-DN=3", "-DON", "-UQ", "-std=c++20", "--use_fast_math", "-O2"};
@@ -259,10 +258,10 @@ FAKE_HOST_TEST(options_go_where_they_belong)
               "\n#undef N\n#define N 3\n#undef ON\n#define ON 1\n#undef Q\n#line 1 \"-f.cu\"\nplain\n");
     build_and_drop(*state, &plain);
     expect_in(told("fake_nvrtc_options"), "-std=c++17\n");
-    assert_null(strstr(told("fake_nvrtc_options"), "line-info")); /* its file has a quote in its name */
+    assert_null(strstr(told("fake_nvrtc_options"), "line-info")); /* a quote in the file name */
 }
 
-/* Messages carry the user's lines, and nothing of the file's name ends the directive. */
+/* Messages have the user's line numbers, and no file name can end the directive. */
 FAKE_HOST_TEST(the_source_keeps_its_lines)
 {
     build_and_drop(*state, &plain);
@@ -286,7 +285,7 @@ FAKE_HOST_TEST(the_compilers_words_are_kept)
     expect_in(words, "kernel.cu(2): warning");
 }
 
-/* The lines of our own text behind the source are nobody's business. */
+/* Lines of text appended to the source are not reported. */
 FAKE_HOST_TEST(a_name_that_is_not_there)
 {
     const tch_kernel_text text = {.source = "plain", .file = "f.cu", .name = "missing"};
@@ -313,7 +312,8 @@ FAKE_HOST_TEST(memory_that_runs_out)
 
 /* --- loading ----------------------------------------------------------------------------------------------------- */
 
-/* A kernel (const float *x, int n), as the text behind the source writes it down; `parameter_size` stands for both. */
+/* A kernel (const float *x, int n), as described by the text appended to the source; `parameter_size` is the size of
+ * both. */
 static const int32_t signature[] = {2, 0, 8, 3, 4, 1, 0, 1, 8, 4, 0, 0, 0};
 
 static tch_kernel_image build(void *state)
@@ -357,7 +357,7 @@ FAKE_HOST_TEST(a_kernel_is_described)
     tchi_cuda_host->release(image.data, image.bytes);
 }
 
-/* Every byte of the header and the names, changed; then every length. */
+/* Changes every byte of the header and the names; then every length. */
 FAKE_HOST_TEST(damaged_images_are_refused)
 {
     tch_kernel_image image = build(*state);
@@ -392,7 +392,7 @@ FAKE_HOST_TEST(signatures_that_do_not_fit)
     emulated.parameter_size = 8;
     emulated.signature_bytes -= 4;
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
-    emulated.signature_bytes -= 20; /* as long as one parameter, and it says two */
+    emulated.signature_bytes -= 20; /* the size of one parameter, but two declared */
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_IO);
     emulated.signature = NULL;
     assert_int_equal(load_image(*state, &image, &kernel), TCH_ERR_BACKEND);
@@ -471,8 +471,7 @@ FAKE_HOST_TEST(a_launch_goes_to_the_stream)
 
 /* --- faults ------------------------------------------------------------------------------------------------------ */
 
-/* The error comes up where somebody waits; from then on every context of the device says what happened, and no
- * other. */
+/* The error surfaces at synchronization; from then on every context of that device reports it, and no other. */
 static int fault(void)
 {
     void *state = open_device(90);

@@ -1,5 +1,5 @@
-/* The CUDA module's recorder on the emulated device: on which streams work goes, what is left when a capture fails, and
- * when nothing is recorded. */
+/* The CUDA module's recorder on the emulated device: streams used, cleanup after a failed capture, and when nothing is
+ * recorded. */
 #define _GNU_SOURCE
 #include <limits.h>
 
@@ -8,7 +8,6 @@
 #include "emulator/host/fake_host.h"
 #include "support/testing.h"
 
-/* Entered. */
 static int open_state(void **state)
 {
     return fake_host_open(state) == 0 && tchi_cuda_begin(*state) == TCH_OK ? 0 : -1;
@@ -28,7 +27,7 @@ static int is_captured(cudaStream_t stream)
 
 static int64_t kernels; /* of the latest recording */
 
-/* What work leaves behind: nothing before it is replayed. */
+/* Work visible outside: none before a replay. */
 static unsigned char written[8];
 
 static void queue_work(void *state, int count)
@@ -50,7 +49,7 @@ static bool can_record(void *state)
     return tchi_cuda_recording_bytes(state, 0) >= 0;
 }
 
-/* NULL where nothing came of it; whatever happens, the context works on its stream again and no graph is left. */
+/* NULL on failure; in any case the context is back on its stream and no graph is left. */
 static void *record(void *state, tch_status (*work)(void *state))
 {
     static char somewhere;
@@ -109,7 +108,7 @@ TEST_WITH(work_goes_to_a_stream_of_its_own_and_back, open_state, close_state)
     assert_int_equal(emulated.streams, streams); /* one is enough */
 }
 
-/* In whole steps of 2 MiB; for as many kernels as were measured what was measured. */
+/* In multiples of 2 MiB; for the measured number of kernels, the measured value. */
 TEST_WITH(bytes_are_an_estimate, open_state, close_state)
 {
     assert_int_equal(tchi_cuda_recording_bytes(*state, 0), 0);
@@ -137,7 +136,7 @@ static tch_status allocate_and_wait(void *state)
 TEST_WITH(nothing_is_allocated_or_waited_for, open_state, close_state)
 {
     void *recording = record(*state, allocate_and_wait);
-    assert_non_null(recording); /* nothing has ended the capture */
+    assert_non_null(recording); /* nothing has invalidated the capture */
     tchi_cuda_recording_release(*state, recording);
 }
 
@@ -152,7 +151,7 @@ TEST_WITH(a_release_enters_the_device_by_itself, open_state, close_state)
     assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
 }
 
-/* --- what goes wrong --------------------------------------------------------------------------------------------- */
+/* --- failures ---------------------------------------------------------------------------------------------------- */
 
 TEST_WITH(a_capture_that_does_not_begin, open_state, close_state)
 {
@@ -173,7 +172,7 @@ TEST_WITH(work_that_fails, open_state, close_state)
     assert_int_equal(emulated.executables, 0);
 }
 
-/* A capture that was ended by something else, and a graph that cannot be made. */
+/* An invalidated capture, and a graph that cannot be instantiated. */
 TEST_WITH(what_cannot_be_recorded_leaves_nothing, open_state, close_state)
 {
     static const emulator_fault faults[] = {{"cudaStreamEndCapture", cudaErrorStreamCaptureInvalidated, 0, INT_MAX},
@@ -197,7 +196,7 @@ TEST_WITH(a_replay_that_fails_is_reported_once, open_state, close_state)
 
 /* --- phases ------------------------------------------------------------------------------------------------------ */
 
-/* Work in two ranges, of which the second is in a third, and some behind them; with nothing before the first. */
+/* Work in two ranges, the second nested in a third, and some after them; none before the first. */
 static tch_status queue_ranges(void *state)
 {
     tchi_cuda_recording_range(state, "factors");
@@ -228,7 +227,7 @@ TEST_WITH(each_phase_is_a_graph_in_its_range, open_state, close_state)
     assert_int_equal(kernels, 3 + 2 + 2 + 2);
     check_replay(*state, recording,
                  "push factors, launch, pop, push refresh, push root, launch, pop, launch, pop, launch, ");
-    record_and_replay(*state, fake_host_stream(*state)); /* on the streams there are */
+    record_and_replay(*state, fake_host_stream(*state)); /* on existing streams */
 }
 
 TEST_WITH(without_a_profiler_it_is_one_graph, open_state, close_state)
@@ -247,7 +246,7 @@ static tch_status queue_range_without_capture(void *state)
     return TCH_OK;
 }
 
-/* Nothing is done meanwhile: what is queued stays where the capture is. */
+/* Nothing runs meanwhile: work stays in the capture. */
 TEST_WITH(a_phase_that_cannot_begin_stays_with_the_one_before, open_state, close_state)
 {
     with_phases(*state);
@@ -270,7 +269,7 @@ TEST_WITH(a_phase_that_was_ended_leaves_no_recording, open_state, close_state)
     assert_int_equal(emulated.executables, 0);
 }
 
-/* The ranges that were opened are closed. */
+/* Open ranges are closed. */
 TEST_WITH(a_replay_that_fails_in_the_middle_says_so, open_state, close_state)
 {
     int32_t begun = 0;
@@ -283,7 +282,7 @@ TEST_WITH(a_replay_that_fails_in_the_middle_says_so, open_state, close_state)
     tchi_cuda_recording_release(*state, recording);
 }
 
-/* For every allocation that may fail nothing is kept, and nothing is left. */
+/* Every failing allocation: no recording, and no leak. */
 TEST_WITH(no_memory_for_a_recording, open_state, close_state)
 {
     with_phases(*state);
@@ -306,7 +305,7 @@ TEST_WITH(not_while_the_caller_captures, open_state, close_state)
     assert_true(can_record(*state));
 }
 
-/* The recorder of a state that was made with this variable. */
+/* The recorder of a state created with this variable. */
 static tchi_cuda_recorder recorder_with(const char *variable, const char *value, int heard)
 {
     void *state = NULL;

@@ -1,5 +1,5 @@
-/* The host side of the CUDA module on the emulated device: whose device is current, what a change of streams orders,
- * what graph capture forbids, and how memory runs out. */
+/* The host side of the CUDA module on the emulated device: the current device, ordering of streams, restrictions of
+ * graph capture, and out of memory. */
 #define _GNU_SOURCE
 #include <limits.h>
 
@@ -28,7 +28,7 @@ static int count_without_cublas(void)
 TEST(without_cublas_no_device_counts)
 {
     fake_host_reset();
-    fake_host_in_a_child(count_without_cublas); /* the library is looked for once per process */
+    fake_host_in_a_child(count_without_cublas); /* the library is located once per process */
 }
 
 TEST(old_gpus_are_told_apart)
@@ -40,7 +40,7 @@ TEST(old_gpus_are_told_apart)
     emulated.capability[1] = 61;
     assert_int_equal(tchi_cuda_device_count(reason, sizeof reason, NULL, 0), 0);
     assert_non_null(strstr(reason, "emulated GPU, compute capability 7.0"));
-    emulated.capability[1] = 75; /* one will do, and keeps its number */
+    emulated.capability[1] = 75; /* one suffices, and keeps its index */
     assert_int_equal(tchi_cuda_device_count(reason, sizeof reason, NULL, 0), 2);
     assert_int_equal(tchi_cuda_state_create(0, &none), TCH_ERR_UNAVAILABLE);
     fake_host_expect("cuda:0 has compute capability 7.0");
@@ -52,7 +52,7 @@ FAKE_HOST_TEST(asking_about_a_device_leaves_the_current_one)
     tch_device_info info = TCH_DEVICE_INFO_INIT;
     assert_int_equal(tchi_cuda_device_info(0, &info), TCH_OK);
     assert_int_equal(info.free_memory, info.total_memory);
-    assert_int_equal(tchi_cuda_device_info(1, &info), TCH_OK); /* where the state has its workspace */
+    assert_int_equal(tchi_cuda_device_info(1, &info), TCH_OK); /* the device of the state's workspace */
     assert_int_equal(info.free_memory, info.total_memory - tchi_cuda_workspace_bytes(*state));
     assert_int_equal(current_device(), 0);
 }
@@ -82,7 +82,7 @@ static tch_status set_stream(void *state, void *stream)
     return tchi_cuda_stream(state, 1, &stream);
 }
 
-/* On this device, for a caller of its own. */
+/* On this device, for an independent caller. */
 static cudaStream_t make_stream(int device)
 {
     cudaStream_t stream;
@@ -113,7 +113,7 @@ FAKE_HOST_TEST(a_new_stream_follows_the_old)
     fake_host_begin_capture(local);
     emulated.recorded = NULL;
     assert_int_equal(set_stream(s, local), TCH_OK);
-    assert_null(emulated.recorded); /* a graph cannot wait for what is outside */
+    assert_null(emulated.recorded); /* a graph cannot wait for outside events */
     fake_host_end_capture(local);
     assert_int_equal(set_stream(s, s->local), TCH_OK);
     tchi_cuda_end(s);
@@ -156,13 +156,14 @@ FAKE_HOST_TEST(memory_that_runs_out)
     void *block = NULL;
     assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
     emulated.fault = (emulator_fault){"cudaMalloc", cudaErrorMemoryAllocation, 0, 1};
-    assert_int_equal(tchi_cuda_allocate(*state, 100, &block), TCH_OK); /* what was given back comes free by waiting */
+    assert_int_equal(tchi_cuda_allocate(*state, 100, &block), TCH_OK); /* released memory becomes available by
+                                                                          synchronizing */
     assert_int_equal(emulated.trims, 1);
     tchi_cuda_release(*state, block, 100);
     emulated.fault.failures = 2;
     assert_int_equal(tchi_cuda_allocate(*state, 12345, &block), TCH_ERR_OUT_OF_MEMORY);
     fake_host_expect("12345 bytes were requested, 4261412864 of 4294967296 are free");
-    assert_int_equal(cudaGetLastError(), cudaSuccess); /* nobody meets the error again */
+    assert_int_equal(cudaGetLastError(), cudaSuccess); /* the error is not reported again */
     tchi_cuda_end(*state);
 }
 
@@ -192,7 +193,7 @@ TEST(a_state_that_cannot_be_made_leaves_nothing)
 {
     void *none = NULL;
     fake_host_reset();
-    emulated.fault = (emulator_fault){"cudaMalloc", cudaErrorMemoryAllocation, 0, 2}; /* of the workspace of cuBLAS */
+    emulated.fault = (emulator_fault){"cudaMalloc", cudaErrorMemoryAllocation, 0, 2}; /* cuBLAS workspace */
     assert_int_equal(tchi_cuda_state_create(1, &none), TCH_ERR_OUT_OF_MEMORY);
     assert_true(fake_host_is_clean());
 }

@@ -1,4 +1,3 @@
-/* See device_matrices.h. */
 #include "device_matrices.h"
 
 #include <float.h>

@@ -1,6 +1,5 @@
-/* A module that is the real one except that its allocations can be refused: it enters the module that lies beside the
- * library and hands out a copy of its table with `allocate` and `release` replaced. So the library under test needs no
- * switch of its own for being tested. */
+/* A module that wraps the real one next to the library, with `allocate` and `release` replaced in a copy of its table
+ * so that allocations can fail. The library needs no test hooks. */
 #define _GNU_SOURCE
 #include "failing_backend.h"
 
@@ -50,7 +49,7 @@ static void watched_release(void *state, void *pointer, int64_t bytes)
     real->device->release(state, pointer, bytes);
 }
 
-/* The real module's entry: it lies in the folder of the library, to which `fail` belongs. */
+/* The real module's entry point, in the library's folder. */
 static tch_backend_entry *find_entry(const tch_backend_host *host, char *reason, size_t reason_size)
 {
     void *inside;

@@ -1,11 +1,11 @@
-/* The test's end of failing_backend.c: a module that stands before the real one and lets its allocations of device
- * memory be counted and refused, as counting_allocator.h does for the host's. */
+/* The test's side of failing_backend.c: counts device allocations and makes them fail, like counting_allocator.h on the
+ * host. */
 #ifndef TORCHIUM_TESTS_FAILING_BACKEND_H
 #define TORCHIUM_TESTS_FAILING_BACKEND_H
 
 #include <stdbool.h>
 
-/* Asked before every allocation; true refuses it. NULL lets all pass. */
+/* Called before every allocation; true makes it fail. NULL: none fails. */
 typedef void (*failing_backend_watch_function)(bool (*refuses)(void *user), void *user);
 #define FAILING_BACKEND_WATCH "failing_backend_watch"
 

@@ -1,5 +1,5 @@
-/* A backend module for the loader's tests. FAKE_VARIANT chooses what is wrong with it; variant GOOD has one device, on
- * which everything is done as the CPU does it, and only the two chapters that every backend has. */
+/* A backend module for tests of the loader. FAKE_VARIANT selects its defect; variant GOOD has one device, implemented
+ * by the CPU backend, and only the two mandatory chapters. */
 #include <stdio.h>
 
 #include <torchium/backend.h>

@@ -1,6 +1,5 @@
-/* A module that pretends to be CUDA on the processor: two devices whose memory is the host's and whose arithmetic is
- * the CPU backend's. It keeps a diary of contexts made, streams set and waits, which the Python tests of streams
- * read. */
+/* A fake CUDA module with two devices, in host memory and with the CPU backend's arithmetic. It logs contexts created,
+ * streams set and synchronizations for the Python tests of streams. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,14 +14,14 @@ static const tch_backend *cpu;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char diary[1 << 16];
 static struct {
-    void *state; /* the CPU's, which all its operations want */
+    void *state; /* the CPU's, which its operations need */
     void *stream;
 } states[MOST_STATES];
 static int state_count;
 
 TCH_API void pretend_take_diary(char *text, size_t size);
 
-/* Copies what was written since the last time. */
+/* Copies the entries since the last call. */
 void pretend_take_diary(char *text, size_t size)
 {
     pthread_mutex_lock(&lock);

@@ -1,4 +1,3 @@
-/* See recording_backend.h. */
 #include "recording_backend.h"
 
 #include "core/status.h"
@@ -7,7 +6,7 @@
 
 enum { MOST_FILLS = 16 };
 
-/* Fills of single numbers. */
+/* Fills with one number. */
 typedef struct journal {
     int count;
     tch_array to[MOST_FILLS];

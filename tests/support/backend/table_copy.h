@@ -1,4 +1,4 @@
-/* A copy of an operations table, chapter by chapter, in which single operations can then be replaced. */
+/* A copy of an operation table whose operations can be replaced. */
 #ifndef TEST_TABLE_COPY_H
 #define TEST_TABLE_COPY_H
 

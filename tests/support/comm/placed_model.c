@@ -1,4 +1,3 @@
-/* See placed_model.h. */
 #include "placed_model.h"
 
 #include "support/random.h"
@@ -147,7 +146,7 @@ void placed_move(tch_context *context, tch_tensor *tensor, double *values, bool 
 
 /* --- one rank ---------------------------------------------------------------------------------------------------- */
 
-/* Where element i of a shard lies in the whole, counted row by row. */
+/* The row-major index in the tensor of element i of a shard. */
 static int64_t place_of(const tch_shard *s, const placed_shape *whole, int64_t i)
 {
     int64_t at = 0;
@@ -196,7 +195,7 @@ static void open_parameter(placed_model *m, const placed_config *config, tch_con
 {
     const placed_shape *s = &config->shapes[i];
     double values[PLACED_ELEMENTS];
-    assert_true(2 * placed_count(s) <= PLACED_ELEMENTS); /* a shard that is wrong on purpose is larger than the whole */
+    assert_true(2 * placed_count(s) <= PLACED_ELEMENTS); /* an invalid shard is larger than the tensor */
     m->placement[i] = (tch_placement)TCH_PLACEMENT_INIT;
     m->placement[i].ndim = s->ndim;
     m->placement[i].shape = s->size;

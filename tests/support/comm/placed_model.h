@@ -1,5 +1,4 @@
-/* Small models whose parameters lie on the ranks of a group, whole or in shards: shapes, ways to place them, numbers to
- * start from and to step with, and what one rank holds of them. */
+/* Small sharded or replicated models: shapes, placements, initial values, gradients, and one rank's part of them. */
 #ifndef TORCHIUM_TESTS_PLACED_MODEL_H
 #define TORCHIUM_TESTS_PLACED_MODEL_H
 
@@ -20,23 +19,23 @@ typedef struct placed_shape {
 
 int64_t placed_count(const placed_shape *shape);
 
-/* What a parameter's shards are; `shards` has room. Returns how many, 0 for the whole on every rank. */
+/* The shards of a parameter, in `shards`. Returns their number, 0 if replicated. */
 typedef int32_t (*placed_how)(const placed_shape *shape, int32_t ranks, tch_shard *shards);
 
 int32_t placed_replicated(const placed_shape *shape, int32_t ranks, tch_shard *shards);
 int32_t placed_by_rows(const placed_shape *shape, int32_t ranks, tch_shard *shards);
 int32_t placed_by_columns(const placed_shape *shape, int32_t ranks, tch_shard *shards); /* rows where there are none */
 
-/* Rows over one side of a mesh, and over the other columns, or the same on every rank. */
+/* Rows over one side of a mesh, and columns over the other, or replicated. */
 int32_t placed_by_both(const placed_shape *shape, int32_t ranks, tch_shard *shards);
 int32_t placed_in_replicas(const placed_shape *shape, int32_t ranks, tch_shard *shards);
 
 tch_shard placed_whole(const placed_shape *shape, int32_t rank);
 
-/* Dimension k in `parts` parts of equal length, the last ones shorter or empty, as torch.chunk cuts. */
+/* Dimension k in `parts` parts of equal length, the last ones shorter or empty, as in torch.chunk. */
 void placed_cut(tch_shard *shard, int32_t k, int32_t parts, int32_t part);
 
-/* What all ranks of a test read. Closed by the program, not by a test. */
+/* Values shared by all ranks of a test; released by the program, not by a test. */
 typedef struct placed_numbers {
     double *start[PLACED_MOST], *gradient[PLACED_STEPS][PLACED_MOST];
 } placed_numbers;
@@ -45,10 +44,10 @@ void placed_numbers_open(placed_numbers *numbers, uint64_t stream, int32_t count
                          int32_t steps);
 void placed_numbers_close(placed_numbers *numbers);
 
-/* Room for every parameter, which belongs to the test; each byte is `poison`. */
+/* Storage for every parameter, owned by the test; each byte is `poison`. */
 void placed_room(double **room, int32_t count, const placed_shape *shapes, int poison);
 
-/* Between a tensor and float64 on the host; empty tensors are left alone. */
+/* Between a tensor and float64 on the host; empty tensors are skipped. */
 void placed_move(tch_context *context, tch_tensor *tensor, double *values, bool to_device);
 
 typedef struct placed_config {
@@ -60,7 +59,7 @@ typedef struct placed_config {
     double *const *start;
 } placed_config;
 
-/* What one rank holds. */
+/* One rank's part. */
 typedef struct placed_model {
     const placed_shape *shapes;
     int32_t count;
@@ -74,11 +73,10 @@ typedef struct placed_model {
 void placed_open(placed_model *model, const placed_config *config, tch_context *context, int32_t rank, int32_t ranks);
 void placed_close(placed_model *model);
 
-/* The rank's part of a parameter's values, out of the whole. Elements outside the whole, of a shard that is wrong on
- * purpose, are 0. */
+/* Copies the rank's part of a parameter's values. Elements outside the tensor, of an invalid shard, are 0. */
 void placed_take(const placed_model *model, int32_t parameter, const double *whole, double *part);
 
-/* The parameters as they are now, into `end`. */
+/* The current parameters, copied to `end`. */
 void placed_read(const placed_model *model, tch_context *context, double *const *end);
 
 #endif

@@ -1,5 +1,5 @@
-/* See pretend_group.h. Every collective has two meetings: when all have said what they send and where to, each copies
- * what it receives; when all have copied, each goes on. */
+/* Every collective has two barriers: after all ranks have published what they send and to whom, each copies what it
+ * receives; after all have copied, each returns. */
 #include "pretend_group.h"
 
 #include <errno.h>
@@ -30,7 +30,7 @@ void pretend_close(pretend_group *group)
     pthread_mutex_destroy(&group->lock);
 }
 
-/* 0 when all came; otherwise the group is broken for good. */
+/* 0 if all arrived; otherwise the group is aborted. */
 static int meet(pretend_group *g)
 {
     struct timespec until;
@@ -70,14 +70,14 @@ void pretend_use(pretend_group *group, int32_t rank, tch_context *context)
     group->ranks[rank].context = tch_context_device(context).type == TCH_DEVICE_CPU ? NULL : context;
 }
 
-/* Bytes of this rank's device from any rank's, or to and from the host. */
+/* Copies bytes to this rank's device from any rank's, or to and from the host. */
 static void copy(const pretend_rank *r, void *to, bool to_host, const void *from, int64_t bytes)
 {
     if (r->context == NULL) {
         memmove(to, from, (size_t)bytes);
         return;
     }
-    int64_t words = bytes / (int64_t)sizeof(int32_t); /* all that travels is made of whole ones */
+    int64_t words = bytes / (int64_t)sizeof(int32_t); /* all sizes are multiples of it */
     tch_tensor dst = tch_tensor_view(to, TCH_INT32, 1, &words);
     tch_tensor src = tch_tensor_view((void *)from, TCH_INT32, 1, &words);
     src.device = tch_context_device(r->context);
@@ -96,7 +96,7 @@ static void finish(const pretend_rank *r)
     }
 }
 
-/* A rank that is gone never meets the others; one that fails tells them. */
+/* A lost rank never reaches the barrier; a failing one aborts it. */
 static tch_status begin(pretend_rank *r)
 {
     r->calls++;
@@ -141,7 +141,7 @@ static tch_status all_gather(void *user, const void *send, void *receive, int64_
     return meet(r->group) == 0 ? TCH_OK : TCH_ERR_COMM;
 }
 
-/* Engines that take byte counts alone expect one rank's right behind those of the rank before. */
+/* Transports that take only byte counts expect the ranks' parts to be contiguous. */
 static void follow_each_other(pretend_group *group, const int64_t *offsets, const int64_t *bytes)
 {
     int64_t end = 0;

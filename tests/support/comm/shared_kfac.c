@@ -1,11 +1,10 @@
-/* See shared_kfac.h. */
 #include "shared_kfac.h"
 
 #include "support/testing.h"
 
 #define SAMPLES 24
 
-/* Layers of equal sizes and of others, so that ranks share block batches. */
+/* Layers of equal and of different sizes, so that ranks share block batches. */
 static const struct {
     int64_t inputs, outputs;
     int32_t bias;

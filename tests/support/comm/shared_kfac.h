@@ -1,5 +1,5 @@
-/* A small KFAC for tests of what ranks share: layers of equal sizes and of others, and steps whose numbers follow from
- * the step alone, so that training may be taken up at any of them. */
+/* A small sharded KFAC: layers of equal and of different sizes, and steps whose data depend on the step number alone,
+ * so that a run can resume at any step. */
 #ifndef TORCHIUM_TESTS_SHARED_KFAC_H
 #define TORCHIUM_TESTS_SHARED_KFAC_H
 
@@ -13,14 +13,14 @@ enum {
     KFAC_ELEMENTS = 2 * KFAC_LAYERS * KFAC_MOST_ELEMENTS
 };
 
-/* Fills in KFAC_LAYERS layers, called "layer0" and so on. */
+/* Initializes KFAC_LAYERS layers named "layer0" and so on. */
 void shared_kfac_describe(tch_kfac_layer *layers);
 
-/* Every layer sees a batch of the stream. */
+/* Every layer observes a batch of the stream. */
 tch_status shared_kfac_observe(tch_kfac *kfac, test_random *random);
 
-/* An observation, at every other step a refresh, and gradients that are preconditioned: `gradients` has KFAC_ELEMENTS,
- * weight and bias of each layer in turn. */
+/* An observation, a refresh at every other step, and preconditioned gradients: `gradients` has KFAC_ELEMENTS, weight
+ * and bias of each layer in turn. */
 tch_status shared_kfac_step(tch_kfac *kfac, int32_t step, double *gradients);
 
 #endif

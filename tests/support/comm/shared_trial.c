@@ -1,4 +1,3 @@
-/* See shared_trial.h. */
 #include "shared_trial.h"
 
 #include "support/optim/optim_defaults.h"
@@ -102,7 +101,7 @@ static void sum_momentum(tch_context *context, tch_optimizer *optimizer, double 
     }
 }
 
-/* What is left when the steps are over. */
+/* Writes the results after the last step. */
 static void look_at(shared_training *t, const placed_model *m, tch_context *context, tch_optimizer *optimizer,
                     int32_t rank)
 {
@@ -120,7 +119,7 @@ static void look_at(shared_training *t, const placed_model *m, tch_context *cont
 
 /* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
-/* The parameters that this rank has: a shard that several have is saved by all of them, under the same name. */
+/* This rank's parameters: a replicated shard is saved by all its ranks, under the same name. */
 static tch_status save_model(const placed_model *m, tch_checkpoint_writer *writer)
 {
     tch_status status = TCH_OK;
@@ -151,7 +150,7 @@ tch_status shared_save(const shared_training *t, const placed_model *m, tch_cont
     return status;
 }
 
-/* The optimizer comes first: it is the call that all ranks make together. */
+/* The optimizer comes first: its call is collective. */
 tch_status shared_load(const shared_training *t, placed_model *m, tch_context *context, tch_optimizer *optimizer,
                        int32_t rank)
 {
@@ -168,7 +167,7 @@ tch_status shared_load(const shared_training *t, placed_model *m, tch_context *c
     return status;
 }
 
-/* As if the refreshes of the first factors had failed: they get more damping from then on. */
+/* As if refreshes of the first factors had failed: their damping is raised. */
 static tch_status spoil(tch_optimizer *o, int32_t failures)
 {
     tch_status status = TCH_OK;
@@ -184,7 +183,7 @@ static tch_status spoil(tch_optimizer *o, int32_t failures)
     return status;
 }
 
-/* --- all of it --------------------------------------------------------------------------------------------------- */
+/* --- running all ranks ------------------------------------------------------------------------------------------- */
 
 void shared_open_model(placed_model *m, const shared_training *t, tch_context *context, int32_t rank, int32_t ranks)
 {
@@ -242,7 +241,7 @@ void shared_try(shared_training *training, int32_t ranks, placed_how place, bool
     pretend_open(&group, ranks);
     group.late = late;
     group.bucket_bytes = ranks % 2 == 1 ? 300 : 0;         /* a bucket for nearly every block batch, or one */
-    group.span_bytes = ranks == 2 || ranks == 3 ? 100 : 0; /* the state of vectors is divided too, or not */
+    group.span_bytes = ranks == 2 || ranks == 3 ? 100 : 0; /* whether the state of vectors is sharded */
     training->group = &group;
     training->place = place;
     pretend_run(&group, shared_train, training);

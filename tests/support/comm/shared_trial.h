@@ -1,14 +1,14 @@
-/* Training of a small model by an optimizer that ranks of a pretended group share, from a checkpoint to the next one,
- * with what may go wrong on one of them; and the same by one process. */
+/* Trains a small model with a sharded optimizer from one checkpoint to the next, with optional faults on one rank; and
+ * the same in one process. */
 #ifndef TORCHIUM_TESTS_SHARED_TRIAL_H
 #define TORCHIUM_TESTS_SHARED_TRIAL_H
 
 #include "support/comm/placed_model.h"
 
-enum { SHARED_STEPS = 7, SHARED_PARAMETERS = 11 }; /* there are gradients for PLACED_STEPS */
+enum { SHARED_STEPS = 7, SHARED_PARAMETERS = 11 }; /* gradients exist for PLACED_STEPS */
 
 /* Matrices of one shape and of others, one with a side of 1, a convolution, a vector, an embedding, a tensor; a square
- * one, whose factors have full rank from the first gradient on; experts, and Q, K and V in one. */
+ * one, whose factors have full rank from the first gradient on; experts; fused Q, K and V. */
 extern const placed_shape shared_model[SHARED_PARAMETERS];
 
 typedef struct shared_training {
@@ -18,39 +18,39 @@ typedef struct shared_training {
     placed_how place;
     pretend_group *group;  /* NULL: one process */
     int32_t missing;       /* the parameter without a gradient at step 2, or -1 */
-    int32_t first, steps;  /* of those that there are gradients for */
-    const char *from, *to; /* checkpoints of the parameters and the optimizer; NULL: from the start, or nowhere */
+    int32_t first, steps;  /* of PLACED_STEPS */
+    const char *from, *to; /* checkpoints of the parameters and the optimizer; NULL: start from scratch, save nothing */
     int32_t failures;      /* of a factor, set at the start */
-    double **end;          /* room for the parameters, or NULL */
+    double **end;          /* output of the parameters, or NULL */
     tch_status statuses[PRETEND_MOST];
     char messages[PRETEND_MOST][256];
     int64_t state_bytes[PRETEND_MOST];
-    double (*momentum)[SHARED_PARAMETERS]; /* of each rank: sums of squares of what lies beside its shards, or NULL */
+    double (*momentum)[SHARED_PARAMETERS]; /* of each rank: sums of squares of the memory outside its shards, or NULL */
     int32_t bad_rank, bad_step;            /* a NaN in the gradients of this rank at this step; -1 for none */
     int32_t wrong_rank;                    /* has a gradient of another shape at step 1; -1 for none */
     int32_t lacking_rank;                  /* has no gradient where others have one, at step 1; -1 for none */
-    int32_t other_rank;                    /* has another model; -1 for none */
-    int32_t blind_rank;                    /* could not open the checkpoint; -1 for none */
+    int32_t other_rank;                    /* has a different model; -1 for none */
+    int32_t blind_rank;                    /* fails to open the checkpoint; -1 for none */
 } shared_training;
 
-/* Replicated, with a gradient missing and nothing wrong. */
+/* Replicated, with one gradient missing and no faults. */
 shared_training shared_training_of(const placed_numbers *numbers, const tch_optim_config *config, tch_dtype dtype);
 
 /* Small blocks, and refreshes at every other step. */
 tch_optim_config shared_config(tch_optim_kind kind);
 
-/* One rank's part, as pretend_run wants it: `training` is a shared_training. Alone where comm is NULL. */
+/* One rank's part, as a task of pretend_run: `training` is a shared_training. A single process if comm is NULL. */
 void shared_train(tch_comm *comm, int32_t rank, void *training);
 
-/* The parts of that: the model of a rank, and what a checkpoint is made of and read by. */
+/* Parts of that: a rank's model, and saving and loading a checkpoint. */
 void shared_open_model(placed_model *m, const shared_training *t, tch_context *context, int32_t rank, int32_t ranks);
 tch_status shared_save(const shared_training *t, const placed_model *m, tch_context *context, tch_comm *comm,
                        tch_optimizer *optimizer);
 tch_status shared_load(const shared_training *t, placed_model *m, tch_context *context, tch_optimizer *optimizer,
                        int32_t rank);
 
-/* All ranks of a group of that size, or one process without a group where it is 0; and the same, which must come to the
- * end. */
+/* All ranks of a group of that size, or one process without a group if it is 0; the second form fails the test on any
+ * error. */
 void shared_try(shared_training *training, int32_t ranks, placed_how place, bool late);
 void shared_run(shared_training *training, int32_t ranks, placed_how place, bool late);
 

@@ -1,5 +1,4 @@
-/* The names of an older cuSOLVER, without the batched eigenvalues, for the search for the library. It says that it is
- * version 11.6.5. */
+/* An older cuSOLVER, version 11.6.5, without batched eigenvalues, for tests of the library search. */
 #define FUNCTION(name)                                                                                                 \
     int name(void)                                                                                                     \
     {                                                                                                                  \

@@ -1,6 +1,6 @@
-/* A libcuda.so.1 for machines without one. CUDA's runtime asks it for its version and starts it; both answers come from
- * the environment, and every other function fails. So the module can be seen with a driver that is too old, and with
- * one that finds no GPU, anywhere. */
+/* A libcuda.so.1 for machines without one. The CUDA runtime queries its version and initializes it; the environment
+ * sets both results, and every other function fails. Tests the module with a driver that is too old, or finds no
+ * GPU. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* An NCCL of one rank, and the events of CUDA's driver, on the processor. What is asked for by fake_nccl_behave happens
- * to the collectives that follow: one of them never ends on the GPU, never begins, or an error is found beside them. */
+/* An NCCL of one rank, and the CUDA driver's events, on the CPU. fake_nccl_behave sets what happens to later
+ * collectives: one never completes on the GPU, never starts, or an asynchronous error is reported. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,7 +23,7 @@ typedef struct fake_config {
 enum { SUCCESS = 0, INVALID = 4, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 enum { WELL, NEVER_ENDS, NEVER_BEGINS, ERROR_BESIDE, NEVER_MEETS };
 
-/* Only one communicator at a time. */
+/* One communicator at a time. */
 static atomic_int behavior;
 static atomic_int aborts;
 static fake_comm the_comm;
@@ -63,14 +63,14 @@ int ncclCommInitRankConfig(fake_comm **comm, int ranks, unique_id id, int rank, 
     return result == SUCCESS ? IN_PROGRESS : result;
 }
 
-/* Every call of a communicator that does not block is done when it has been asked for a few times, or never. */
+/* A call of a nonblocking communicator completes after a few polls, or never. */
 static int begin(fake_comm *comm)
 {
     if (comm->blocking) {
         return SUCCESS;
     }
     if (comm->in_progress > 0) {
-        return INVALID; /* the last one was not waited for */
+        return INVALID; /* the previous call has not completed */
     }
     comm->in_progress = behavior == NEVER_BEGINS ? INT64_MAX : 2;
     return IN_PROGRESS;

@@ -1,7 +1,6 @@
-/* The names of NVRTC without the compiler: version 13.7, which knows the architectures of FAKE_NVRTC_ARCHS. A source
- * that says BE_WRONG does not compile, one that says LACK_HEADER lacks a header, one that says BE_WARNED gets a
- * warning, no source has a kernel `missing`; whatever else is asked for is a success. What it was told can be read with
- * fake_nvrtc_options and fake_nvrtc_source. */
+/* NVRTC 13.7 without the compiler; it supports the architectures of FAKE_NVRTC_ARCHS. A source with BE_WRONG does not
+ * compile, LACK_HEADER lacks a header, BE_WARNED gets a warning, and no source has a kernel `missing`; everything else
+ * succeeds. fake_nvrtc_options and fake_nvrtc_source return its last input. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* What tests of CUDA graphs share: streams and captures. Header only: it wants the CUDA runtime, which the library of
- * helpers does without. */
+/* Streams and captures for tests of CUDA graphs. Header only: it needs the CUDA runtime, which the helper library does
+ * not link. */
 #ifndef TORCHIUM_TESTS_GRAPHS_H
 #define TORCHIUM_TESTS_GRAPHS_H
 
@@ -14,7 +14,7 @@
         CHECK(error_ == cudaSuccess, "%s gave %s", #call, cudaGetErrorString(error_));                                 \
     } while (0)
 
-/* A new stream, which the context then works on; and back, with the graph that was captured from it destroyed. */
+/* Creates a stream for the context; and restores it, destroying the captured graph. */
 static inline cudaStream_t test_enter_stream(tch_context *context)
 {
     cudaStream_t stream;
@@ -32,7 +32,7 @@ static inline void test_leave_stream(tch_context *context, cudaStream_t stream, 
     CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-/* The calls that `calls` makes, as a graph. */
+/* Captures the calls that `calls` makes. */
 static inline cudaGraphExec_t test_capture(cudaStream_t stream, tch_status (*calls)(const void *), const void *data)
 {
     cudaGraph_t graph = NULL;

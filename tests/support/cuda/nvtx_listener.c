@@ -1,6 +1,5 @@
-/* A profiler that only listens: NVTX loads it where NVTX_INJECTION64_PATH names it, and it writes down the ranges of
- * every domain, a line for each, into the file of TEST_NVTX_LOG. For tests of ranges.c, and for looking at the phases
- * of a step where there is no profiler. */
+/* A profiler that logs: NVTX loads it from NVTX_INJECTION64_PATH, and it writes the ranges of all domains, one per
+ * line, to the file TEST_NVTX_LOG. For tests of ranges.c, and to see a step's phases without a profiler. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,5 +1,4 @@
-/* Each block is preceded by a record of its size and of where the memory behind it begins, so that a release with
- * another size than the allocation's is seen. */
+/* Each block is preceded by a record of its size and start, to detect a release with another size. */
 #include "counting_allocator.h"
 
 #include <stdint.h>
@@ -71,7 +70,7 @@ void counting_allocator_arm(counting_allocator *counting, long long call)
 
 counting_allocator test_counting;
 
-/* Backends are looked for first: what the registry keeps is nobody's leak. */
+/* Finds backends first: the registry's memory is not a leak. */
 int test_counting_install(void **state)
 {
     tch_host_allocator allocator = counting_allocator_interface(&test_counting);
@@ -114,7 +113,7 @@ void test_fail_each_allocation(const char *what, tch_status (*call)(void *user),
     }
 }
 
-/* State begins at zero, whatever its memory was full of. */
+/* State is zeroed, whatever its memory contained. */
 static tch_status fill_with_noise(tch_context *context, void *pointer, int64_t bytes)
 {
     static const unsigned char noise[4096] = {0xA5, 0xFF, 0x7F};

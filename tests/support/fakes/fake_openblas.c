@@ -1,6 +1,6 @@
-/* The names of an OpenBLAS from PyPI without the arithmetic, for the search for the library. It has threads of its own,
- * and says of itself what FAKE_OPENBLAS in the environment says, once it is initialized. Where FAKE_OPENBLAS_PIPE is
- * a file descriptor, it writes a byte there when initialization begins, which then takes 0.2 seconds. */
+/* PyPI's OpenBLAS without the arithmetic, for tests of the library search. It has its own threads, and reports the
+ * configuration string FAKE_OPENBLAS of the environment once initialized. With FAKE_OPENBLAS_PIPE, a file descriptor,
+ * it writes a byte there when initialization begins, which then takes 0.2 seconds. */
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>

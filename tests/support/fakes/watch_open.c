@@ -1,4 +1,4 @@
-/* See watch_open.h. Without the headers whose functions may be inline or have other attributes. */
+/* Declares functions without their headers, where they may be inline or have other attributes. */
 #define _GNU_SOURCE
 #include "watch_open.h"
 
@@ -14,7 +14,7 @@ int test_opened_mode = -1;
 bool test_local_locks;
 void (*test_before_rename)(const char *name);
 
-static atomic_int left; /* calls up to the one that fails */
+static atomic_int left; /* calls until the failing one */
 static atomic_bool failed;
 
 bool test_fail_file_call(int number)
@@ -39,7 +39,7 @@ int openat(int folder, const char *path, int flags, ...)
     va_list arguments;
     struct stat status;
     va_start(arguments, flags);
-    unsigned mode = va_arg(arguments, unsigned); /* nothing useful where no file is made, and then not used */
+    unsigned mode = va_arg(arguments, unsigned); /* undefined and unused unless a file is created */
     va_end(arguments);
     int file = (int)syscall(SYS_openat, folder, path, flags, mode);
     if (file >= 0 && strncmp(path, ".torchium-", 10) == 0 && fstat(file, &status) == 0) {
@@ -67,7 +67,7 @@ int renameat(int from_folder, const char *from, int to_folder, const char *to)
     return fails() ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, 0);
 }
 
-/* The descriptor is gone all the same, as it is in Linux. */
+/* The descriptor is closed even so, as on Linux. */
 int close(int file)
 {
     int closed = (int)syscall(SYS_close, file);

@@ -1,10 +1,9 @@
-/* See grad_reference.h. */
 #include "grad_reference.h"
 
 #include "layer_positions.h"
 #include "support/testing.h"
 
-/* Where the gradients of sample b begin. */
+/* The offset of sample b's gradients. */
 static int64_t row_of(const grad_reference *r, int64_t b)
 {
     return b * (r->weights + r->biases);
@@ -65,14 +64,14 @@ static void add_embedding(grad_reference *r, const source *s)
     }
 }
 
-/* Number, in the input, of feature f at position p of a sample. */
+/* The index in the input of feature f at position p of a sample. */
 static int64_t element_at(const grad_reference *r, const source *s, int64_t sample, int64_t p, int64_t f)
 {
     int64_t inside = s->layer->kind == TCH_LAYER_GROUP_NORM ? f * r->positions + p : p * r->features + f;
     return sample * r->positions * r->features + inside;
 }
 
-/* Mean and root of the variance over the elements that are normalized together with feature f at position p. */
+/* Mean and standard deviation over the elements normalized together with feature f at position p. */
 static void statistics(const grad_reference *r, const source *s, int64_t sample, int64_t p, int64_t f, double *mean,
                        double *root)
 {
@@ -100,13 +99,13 @@ static void statistics(const grad_reference *r, const source *s, int64_t sample,
     *root = sqrt((double)(squares / count) + s->layer->eps);
 }
 
-/* What feature f at position p is normalized with, as a number from 0. */
+/* The index of the normalization group of feature f at position p. */
 static int64_t together(const grad_reference *r, const source *s, int64_t p, int64_t f)
 {
     return s->layer->kind == TCH_LAYER_GROUP_NORM ? f / (r->features / s->layer->groups) : p;
 }
 
-/* Of one sample, for all that is normalized together. */
+/* Of one sample, for all groups. */
 static void every_statistic(const grad_reference *r, const source *s, int64_t sample, double *means, double *roots)
 {
     for (int64_t p = 0; p < r->positions; p++) {

@@ -1,4 +1,3 @@
-/* See kfac_trial.h. */
 #include "kfac_trial.h"
 
 #include "support/elements.h"
@@ -17,7 +16,7 @@ static double *unit_matrices(int64_t groups, int64_t n)
     return x;
 }
 
-/* --- making ------------------------------------------------------------------------------------------------------ */
+/* --- construction ------------------------------------------------------------------------------------------------ */
 
 void test_kfac_describe(int32_t count, const test_kfac_layer *layers, tch_kfac_layer *out)
 {
@@ -125,7 +124,7 @@ void test_kfac_put_state(const test_kfac_trial *t, int32_t layer, const char *wh
 
 /* --- observing --------------------------------------------------------------------------------------------------- */
 
-/* The share of the newest update: (1 - decay), corrected for those that there have been. */
+/* The weight of the newest update: (1 - decay), bias-corrected. */
 static double share_of(const tch_kfac_config *config, int64_t updates)
 {
     double decay = config->factor_decay;
@@ -186,7 +185,7 @@ void test_kfac_observe(test_kfac_trial *t, int32_t layer, double scale)
 
 /* --- refreshing -------------------------------------------------------------------------------------------------- */
 
-/* out = (a + shift I)^-1, and how much larger its largest eigenvalue is than its smallest. */
+/* out = (a + shift I)^-1, and its condition number. */
 static double invert(int64_t n, const double *a, double shift, double *out)
 {
     double *w = test_zeros(n);
@@ -237,7 +236,7 @@ static void refresh_bases(const test_kfac_trial *t, test_kfac_reference *r)
     r->condition = (largest + t->config.damping) / t->config.damping;
 }
 
-/* Q Q' = I and Q F Q' = diag(values), to the roundoff of the factors. */
+/* Checks Q Q' = I and Q F Q' = diag(values) to the factors' roundoff. */
 static void check_basis(const test_kfac_trial *t, const double *f, int64_t n, const double *q, const double *w)
 {
     double u = test_unit_roundoff(t->config.factor_dtype);
@@ -259,7 +258,7 @@ static void check_basis(const test_kfac_trial *t, const double *f, int64_t n, co
     }
 }
 
-/* EKFAC goes on in the library's own basis. */
+/* EKFAC continues in the library's basis. */
 static void take_basis(const test_kfac_trial *t, int32_t layer)
 {
     static const char *const bases[] = {"input_basis", "output_basis"};
@@ -414,8 +413,8 @@ void test_kfac_precondition(test_kfac_trial *t, double lr)
     }
 }
 
-/* Rounding errors of factors, bases and products, a few for each term of their sums, are magnified by the condition of
- * what is inverted; then comes the rounding of the result. */
+/* Rounding errors of factors, bases and products, a few per term of their sums, are magnified by the condition number
+ * of what is inverted; the result is rounded once more. */
 static void check_layer(const test_kfac_trial *t, int32_t layer)
 {
     const test_kfac_reference *r = &t->reference[layer];

@@ -1,7 +1,6 @@
-/* KFAC beside a plain float64 version of it: the same layers, the same random batches and gradients. The reference has
- * the factors, their averages and the preconditioned gradients from their definitions; of the library it takes nothing
- * but, for EKFAC, the eigenvectors, after checking them, since scales depend on the choice where
- * eigenvalues are equal. */
+/* KFAC and a plain float64 reference with the same layers, batches and gradients. The reference computes factors,
+ * averages and preconditioned gradients from their definitions. For EKFAC it uses the library's eigenvectors, after
+ * checking them, since scales depend on the choice of eigenvectors for equal eigenvalues. */
 #ifndef TORCHIUM_TESTS_KFAC_TRIAL_H
 #define TORCHIUM_TESTS_KFAC_TRIAL_H
 
@@ -24,7 +23,7 @@ typedef struct test_kfac_reference {
     double *scales;     /* [groups, p, n] */
     double *divisor[2]; /* INVERSE: [groups, ., .], the inverses */
     int64_t updates, pending, refreshes;
-    double condition; /* of the latest refresh: what relative rounding errors are magnified by */
+    double condition; /* of the latest refresh: condition number that magnifies rounding errors */
 } test_kfac_reference;
 
 typedef struct test_kfac_trial {
@@ -35,10 +34,10 @@ typedef struct test_kfac_trial {
     tch_dtype dtype; /* of inputs and gradients */
     tch_kfac *kfac;
     test_kfac_reference *reference;
-    test_tensor **gradients; /* weight and bias of each layer in turn; NULL for a bias that is not there */
-    double **expected;       /* [p of all groups, n] of each layer: weight and bias side by side */
+    test_tensor **gradients; /* weight and bias of each layer in turn; NULL for a missing bias */
+    double **expected;       /* [p of all groups, n] of each layer: weight and bias as one matrix */
     uint64_t stream;         /* of the next random batch */
-    bool little;             /* every call is made with the least workspace it gets by with */
+    bool little;             /* every call uses the least workspace that succeeds */
 } test_kfac_trial;
 
 test_kfac_trial *test_kfac_make(tch_context *context, const tch_kfac_config *config, int32_t count,
@@ -47,18 +46,18 @@ test_kfac_trial *test_kfac_make(tch_context *context, const tch_kfac_config *con
 /* The public descriptions of the layers; `out` has room for `count`. */
 void test_kfac_describe(int32_t count, const test_kfac_layer *layers, tch_kfac_layer *out);
 
-/* A random batch through tch_kfac_observe and through the reference. */
+/* Passes a random batch to tch_kfac_observe and to the reference. */
 void test_kfac_observe(test_kfac_trial *trial, int32_t layer, double scale);
 void test_kfac_refresh(test_kfac_trial *trial);
 
-/* New random gradients, in the given layout, to the device and to `expected`. */
+/* New random gradients in the given layout on the device, and in `expected`. */
 void test_kfac_draw_gradients(test_kfac_trial *trial, test_layout layout);
 /* tch_kfac_precondition, and the same in `expected`. */
 void test_kfac_precondition(test_kfac_trial *trial, double lr);
-/* Fails unless gradients are what is expected. */
+/* Fails unless gradients agree with `expected`. */
 void test_kfac_check_gradients(const test_kfac_trial *trial);
 
-/* A state of the library by name, e.g. "input_factor", as float64. NULL if there is none. */
+/* State of the library by name, e.g. "input_factor", as float64. NULL if there is none. */
 double *test_kfac_state(const test_kfac_trial *trial, int32_t layer, const char *what, int64_t *count);
 void test_kfac_put_state(const test_kfac_trial *trial, int32_t layer, const char *what, double *values);
 

@@ -1,4 +1,3 @@
-/* See layer_positions.h. */
 #include "layer_positions.h"
 
 #include "support/elements.h"
@@ -34,7 +33,7 @@ int32_t test_gradient_shape(const tch_layer *layer, int32_t ndim, const int64_t 
     return ndim;
 }
 
-/* The place in the input of a place in the padded input, or -1 for a zero. */
+/* The input index of an index in the padded input, or -1 for a zero. */
 static int64_t folded(tch_padding padding, int64_t at, int64_t size)
 {
     if (padding == TCH_PADDING_CIRCULAR) {
@@ -49,7 +48,7 @@ static int64_t folded(tch_padding padding, int64_t at, int64_t size)
     return at < 0 || at >= size ? -1 : at;
 }
 
-/* What output `o` sees of a channel through kernel element `k`, both numbers counted through all dimensions. */
+/* The input index that output `o` sees through kernel element `k`, both flattened over all dimensions. */
 static double seen(const tch_layer *layer, const int64_t *size, const int64_t *outputs, const double *channel,
                    int64_t o, int64_t k)
 {
@@ -126,7 +125,7 @@ static test_tensor *random_tensor(tch_context *context, tch_dtype dtype, int32_t
     return t;
 }
 
-/* One position of a linear layer is a batch without a middle dimension, an even number two of them. */
+/* One position of a linear layer has no middle dimension; an even number has two. */
 static int32_t input_shape_of(const test_layer_case *c, int64_t *shape)
 {
     int32_t ndim = 0;
@@ -193,7 +192,7 @@ double *test_with_bias(const test_positions *r, int bias)
     return a;
 }
 
-/* Positions of each sample made one row: their sum times `factor`. */
+/* Concatenates the positions of each sample: their sum times `factor`. */
 static double *pooled(const test_positions *r, const double *x, int64_t n, double factor)
 {
     double *y = test_alloc((size_t)(r->samples * r->groups * n) * sizeof *y + 1);

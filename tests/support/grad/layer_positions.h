@@ -1,6 +1,6 @@
-/* Linear layers and convolutions in the plainest form: what each position of each sample sees of the input, and the
- * gradient of its outputs, in float64, straight from the definition of the layer. Random inputs of any shape are made
- * here too, and calls with the least workspace in which they succeed. */
+/* Reference for linear layers and convolutions, straight from their definitions: the input that each position of a
+ * sample sees, and its output gradient, in float64. Also random batches, and calls with the least workspace that
+ * succeeds. */
 #ifndef TORCHIUM_TESTS_LAYER_POSITIONS_H
 #define TORCHIUM_TESTS_LAYER_POSITIONS_H
 
@@ -9,7 +9,7 @@
 #include "support/tensors.h"
 
 /* A layer and the shapes of its batch. LINEAR: size[0] positions, inputs and outputs. CONV: `inputs` channels of
- * size[0] to size[dims - 1]. Zeros are the only padding. */
+ * size[0] to size[dims - 1]. Padding is with zeros only. */
 typedef struct test_layer_case {
     const char *name;
     tch_layer layer;
@@ -17,27 +17,27 @@ typedef struct test_layer_case {
     int64_t size[3];
 } test_layer_case;
 
-/* A batch: tensors on the device, where it was made, and a [samples, groups, positions, d], g [samples, groups,
- * positions, p] of one group each, as the tensors' dtype holds them. */
+/* A batch: tensors on the device, if created, and a [samples, groups, positions, d], g [samples, groups, positions, p],
+ * d and p per group, as rounded to the tensors' dtype. */
 typedef struct test_positions {
     int64_t samples, groups, positions, d, p;
     test_tensor *input, *gradient;
     double *a, *g;
 } test_positions;
 
-/* The shape of the output gradient for an input of this shape; returns its rank. `outputs` counts the outputs of a
- * linear layer, the channels of a convolution or the columns of an embedding. */
+/* The shape of the output gradient for an input of this shape; returns its rank. `outputs` is the number of outputs of
+ * a linear layer, channels of a convolution or columns of an embedding. */
 int32_t test_gradient_shape(const tch_layer *layer, int32_t ndim, const int64_t *input_shape, int64_t outputs,
                             int64_t *shape);
 
-/* Of an input x and an output gradient y, row-major and of the shapes that grad.h says; without tensors. */
+/* From an input x and an output gradient y, row-major with the shapes in grad.h; without tensors. */
 test_positions test_positions_of(const tch_layer *layer, int32_t ndim, const int64_t *input_shape, int64_t outputs,
                                  const double *x, const double *y);
 
 test_positions test_positions_make(tch_context *context, const test_layer_case *c, tch_dtype dtype, test_layout layout,
                                    uint64_t stream);
 
-/* Inputs with the 1 of the bias at the end, where `bias` is 1: [samples, groups, positions, d + bias]. */
+/* Appends the bias's 1 to inputs if `bias` is 1: [samples, groups, positions, d + bias]. */
 double *test_with_bias(const test_positions *positions, int bias);
 
 /* alpha times a factor of the batch, f [groups, n, n], from rows x [samples, groups, positions, n], and the same of
@@ -50,8 +50,8 @@ void test_reference_factor(const test_positions *positions, const double *x, int
 void test_reference_scales(const test_positions *positions, const double *a, int64_t n, const double *qa,
                            const double *qg, double weight, double *expected, double *sizes);
 
-/* Limits of the workspace to try one after the other, from one where nothing fits upwards, until a call does not end
- * with TCH_ERR_OUT_OF_MEMORY; without `little` no limit, once. */
+/* Workspace limits to try in sequence, increasing until a call does not return TCH_ERR_OUT_OF_MEMORY; without `little`
+ * a single try without limit. */
 typedef struct test_limits {
     tch_context *context;
     bool little;

@@ -1,4 +1,4 @@
-/* The pretended compiler: see fake_compiler.h. A source with "#error" in it does not compile. */
+/* A source that contains "#error" does not compile. */
 #define _XOPEN_SOURCE 700
 #include "fake_compiler.h"
 

@@ -1,5 +1,5 @@
-/* The kernels and their references. References are loops in float64; bounds are stated where they are computed, with u
- * the round-off of float32. Outputs are poisoned before a launch, and their surroundings checked after it. */
+/* Kernels and their references. References are loops in float64; error bounds are stated where they are computed, with
+ * u the unit roundoff of float32. Outputs are poisoned before a launch, and guards checked after it. */
 #include "support/kernel/kernel_sources.h"
 
 #include "support/random.h"
@@ -15,7 +15,7 @@ enum { ROWS = 75, COLS = 43, INNER = 37 };
 
 typedef struct array {
     test_tensor *tensor;
-    double *values; /* what was written, as the dtype holds it */
+    double *values; /* written values, rounded to the dtype */
 } array;
 
 static array make_array(tch_context *context, tch_dtype dtype, int64_t count)
@@ -61,16 +61,16 @@ static void expect_element(int64_t i, double got, double wanted, double bound)
 
 #define T(a) TCH_ARGUMENT_TENSOR(&(a).tensor->tensor)
 
-/* y must be written everywhere, and nowhere else. */
+/* Checks that all of y was written, and nothing else. */
 static double *read_result(array y)
 {
     test_tensor_check_written(y.tensor, "the output");
     return test_tensor_read(y.tensor);
 }
 
-/* --- kernels of x, y and a number -------------------------------------------------------------------------------- */
+/* --- kernels with parameters x, y and n -------------------------------------------------------------------------- */
 
-/* (const X *x, Y *y, int n), each element of y by the reference. An output that is added to begins with zeros. */
+/* (const X *x, Y *y, int n), and a reference per element of y. Accumulated outputs start at zero. */
 static void check_map(kernel_trial *t)
 {
     const kernel_source *s = t->source;
@@ -88,14 +88,14 @@ static void check_map(kernel_trial *t)
     }
 }
 
-/* expf is good to 2 units in the last place on every device. */
+/* expf is accurate to 2 ulp on every device. */
 static double of_exp(const double *x, int64_t i, double *bound)
 {
     *bound = 4 * U * exp(x[i]);
     return exp(x[i]);
 }
 
-/* A sum of n terms in any order is off by at most n u times the sum of their absolute values. */
+/* The error of a sum of n terms in any order is at most n u times the sum of their absolute values. */
 static double sum_of(const double *x, int64_t from, int64_t to, double *bound)
 {
     double sum = 0.0, size = 0.0;
@@ -147,7 +147,7 @@ static double of_prefix(const double *x, int64_t i, double *bound)
     return sum;
 }
 
-/* How many numbers of each warp are odd, by a vote. */
+/* Counts the odd numbers of each warp by a vote. */
 static double of_votes(const double *x, int64_t warp, double *bound)
 {
     double odd = 0.0;
@@ -157,7 +157,7 @@ static double of_votes(const double *x, int64_t warp, double *bound)
     return odd;
 }
 
-/* Sums of the integers before and at each thread, within segments of 8. */
+/* Inclusive prefix sums of integers within segments of 8. */
 static double of_segment(const double *x, int64_t i, double *bound)
 {
     double sum = sum_of(x, i / 8 * 8, i + 1, bound);
@@ -165,8 +165,8 @@ static double of_segment(const double *x, int64_t i, double *bound)
     return sum;
 }
 
-/* exp, sum and quotient: relative error of a few units and of COLS terms of one sign. The exponent itself is rounded:
- * up to 8 u of an argument below 8 in size. */
+/* exp, sum and quotient: relative error of a few ulp and of COLS terms of one sign. The exponent itself is rounded: up
+ * to 8 u for arguments below 8 in magnitude. */
 static double of_softmax(const double *x, int64_t i, double *bound)
 {
     const double *row = x + i / COLS * COLS;
@@ -186,7 +186,7 @@ static double of_four_times(const double *x, int64_t i, double *bound)
     return 4.0 * x[i];
 }
 
-/* One rounding of a product that float32 holds exactly. */
+/* One rounding of a product that is exact in float32. */
 static double of_half_square(const double *x, int64_t i, double *bound)
 {
     *bound = 4.9e-4 * x[i] * x[i] + 3e-8;
@@ -207,7 +207,7 @@ static double of_table(const double *x, int64_t i, double *bound)
 
 /* --- kernels with other parameters ------------------------------------------------------------------------------- */
 
-/* Two roundings of a product and a sum, with grids that cover the elements and that do not. */
+/* Two roundings, of a product and a sum, with grids that cover the elements and that do not. */
 static void check_axpy(kernel_trial *t)
 {
     static const int64_t grids[] = {3, 1, 40};
@@ -258,7 +258,8 @@ static void check_product(kernel_trial *t)
     }
 }
 
-/* Numbers of all sizes a half has, and some beyond, are rounded as the tests' own arrays round them; back is exact. */
+/* Numbers of all magnitudes of a half type, and some beyond, round as in the tests' own conversion; the way back is
+ * exact. */
 static void check_conversions(kernel_trial *t)
 {
     array x = random_array(t->context, TCH_FLOAT32, N, -1, 20);
@@ -289,7 +290,7 @@ static void check_struct(kernel_trial *t)
     }
 }
 
-/* Every point of a box writes its number once. */
+/* Every point of a box writes its index once. */
 static void check_box(kernel_trial *t)
 {
     array y = make_array(t->context, TCH_INT32, 11 * 7 * 5);
@@ -302,7 +303,7 @@ static void check_box(kernel_trial *t)
     }
 }
 
-/* --- the list ---------------------------------------------------------------------------------------------------- */
+/* --- the table --------------------------------------------------------------------------------------------------- */
 
 #define MAP(X, Y, f) .check = check_map, .from = (X), .to = (Y), .reference = (f)
 #define HERE "int i = blockIdx.x * blockDim.x + threadIdx.x;\n"

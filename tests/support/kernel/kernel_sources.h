@@ -1,5 +1,4 @@
-/* Kernels as people write them, each with fresh random inputs and a plain reference: the same list runs on every
- * device. */
+/* Typical kernels, each with random inputs and a plain reference: one list for all devices. */
 #ifndef TORCHIUM_TESTS_KERNEL_SOURCES_H
 #define TORCHIUM_TESTS_KERNEL_SOURCES_H
 
@@ -12,9 +11,9 @@ typedef struct kernel_source {
     const char *name; /* the name expression */
     const char *text;
     void (*check)(kernel_trial *trial);
-    int64_t threads, height, blocks, shared; /* of the launch; 0 blocks: a thread for each input */
-    /* Of kernels (const X *x, Y *y, int n): the dtypes, the numbers of elements, n and the range of integers where they
-     * are not the usual ones, whether y is added to, and element i of y with the bound of its error, 0 unless set. */
+    int64_t threads, height, blocks, shared; /* of the launch; 0 blocks: one thread per input */
+    /* For kernels (const X *x, Y *y, int n): dtypes, sizes, n and the range of integers unless default, whether y is
+     * accumulated, and element i of y with its error bound, 0 unless set. */
     const tch_dtype *from, *to;
     int64_t inputs, outputs, n;
     int range, adds;
@@ -25,7 +24,7 @@ struct kernel_trial {
     tch_context *context;
     tch_kernel *kernel;
     const kernel_source *source;
-    uint64_t number; /* of the source, and so of its random numbers */
+    uint64_t number; /* of the source, seeds its random numbers */
 };
 
 extern const kernel_source kernel_sources[];

@@ -1,4 +1,4 @@
-/* Operands for the rows of operations.c, and what is checked of them. */
+/* Operands for the rows of operations.c, and checks of them. */
 #include "operations.h"
 #include "reference.h"
 #include "support/testing.h"
@@ -13,7 +13,7 @@ static tch_dtype dtype_of(test_kind kind, tch_dtype dtype)
     return kind == KIND_FLOAT64 ? TCH_FLOAT64 : kind == KIND_INT32 ? TCH_INT32 : dtype;
 }
 
-/* All symmetric operands of a call draw from one stream, so that equal shapes hold equal matrices: they commute. */
+/* All symmetric operands of a call draw from one stream, so that matrices of equal shape are equal and commute. */
 static void fill_symmetric(test_tensor *t)
 {
     int64_t n = t->shape[t->tensor.ndim - 1];

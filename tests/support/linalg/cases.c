@@ -1,6 +1,5 @@
-/* Layouts are combined in full up to SMALL; beyond it the output's layout walks along with the input's, which still
- * meets every layout on either side. Of sizes beyond ONE_MATRIX each has
- * a third of the layouts. */
+/* Up to SMALL all pairs of layouts are combined; beyond it the output's layout advances with the input's, which covers
+ * every layout on either side. Each size beyond ONE_MATRIX has a third of the layouts. */
 #include "cases.h"
 
 #include "reference.h"
@@ -8,8 +7,8 @@
 #include "support/random.h"
 #include "support/testing.h"
 
-#define SMALL 17       /* up to here all pairs of layouts */
-#define ONE_MATRIX 100 /* beyond it batches are of one, to keep references affordable */
+#define SMALL 17
+#define ONE_MATRIX 100 /* beyond it batches are of one, which keeps references affordable */
 
 static const struct {
     int64_t n, k, m;
@@ -111,7 +110,7 @@ test_tensor *test_case_random(tch_context *context, const test_variation *v, tch
 
 /* --- symmetric matrices ------------------------------------------------------------------------------------------- */
 
-/* The kept references are a plain list: there are some hundred of them. */
+/* Cached references are a plain list of about a hundred. */
 typedef struct entry {
     known_matrix matrix;
     int64_t index;
@@ -139,7 +138,7 @@ static void make_matrix(entry *e)
     test_drop(spectrum);
 }
 
-/* Other tests of the program want the same matrices. */
+/* Other tests of the program use the same matrices. */
 static void *kept(size_t bytes)
 {
     return test_keep(test_alloc(bytes));

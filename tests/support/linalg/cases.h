@@ -1,6 +1,6 @@
-/* The one table of cases that all conformance tests run over: sizes 1, 2, 3, odd, and around every power of two where
- * kernels have their edges; batches of none, one, several, and of several dimensions; every layout of the input with
- * every layout of the output while matrices are small, and each at least once when they are large. */
+/* The table of cases for all conformance tests: sizes 1, 2, 3, odd, and around powers of two, where kernels have edge
+ * cases; empty batches, single matrices, and one or several batch dimensions; all pairs of input and output layouts for
+ * small matrices, and each layout at least once for large ones. */
 #ifndef TORCHIUM_TESTS_CASES_H
 #define TORCHIUM_TESTS_CASES_H
 
@@ -21,7 +21,7 @@ typedef struct test_variation {
 
 typedef void (*test_check)(tch_context *context, const test_variation *v, tch_dtype dtype);
 
-/* Calls `check` for every case with n at most `largest`, having named it. */
+/* Calls `check` for every case with n at most `largest`, and sets the case's name. */
 void test_for_each_case(tch_context *context, const char *operation, tch_dtype dtype, int64_t largest,
                         test_check check);
 
@@ -37,7 +37,7 @@ typedef struct test_conformance {
 } test_conformance;
 void test_for_each_operation(tch_context *context, const test_conformance *rows, size_t count);
 
-/* A tensor of the batch's shape followed by rows and cols (-1: left out). */
+/* A tensor of the batch's shape followed by rows and cols (-1: omitted). */
 test_tensor *test_case_tensor(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows,
                               int64_t cols, test_layout layout);
 
@@ -47,24 +47,24 @@ test_tensor *test_case_random(tch_context *context, const test_variation *v, tch
 
 /* --- symmetric matrices ------------------------------------------------------------------------------------------- */
 
-/* A size has one set of matrices, whatever the layout, so that each reference is computed once and kept. One matrix as
- * the dtype holds it: a, and its eigenvalues w (ascending) and eigenvectors v by the reference. */
+/* Each size has one set of matrices, whatever the layout, so that references are computed once and cached. One matrix
+ * as rounded to the dtype: a, and its eigenvalues w (ascending) and eigenvectors v by the reference. */
 typedef struct known_matrix {
     int64_t n;
     double *a, *w, *v;
 } known_matrix;
 
-/* Spectrum from 1 down to 1/condition in equal ratios; a negative condition makes every second eigenvalue negative.
- * `index` tells the matrices of one size apart. Kept until test_known_release. */
+/* A geometric spectrum from 1 down to 1/condition; a negative condition makes every second eigenvalue negative. `index`
+ * distinguishes matrices of one size. Cached until test_known_release. */
 const known_matrix *test_known(int64_t n, int64_t index, double condition, tch_dtype dtype);
 void test_known_release(void);
 int test_close_known(void **state); /* test_close_context after it */
 
-/* The batch of a case, of such matrices; the input's layout with one exception: single matrices are not expanded,
- * since equal rows are not symmetric. */
+/* A batch of such matrices in the case's input layout, but single matrices are not expanded, since equal rows are not
+ * symmetric. */
 test_tensor *test_known_tensor(tch_context *context, const test_variation *v, double condition, tch_dtype dtype);
 
-/* Matrix number b of that tensor: expanded batches repeat the matrices of the last index. */
+/* Matrix b of that tensor: expanded batches repeat the matrices of the last index. */
 const known_matrix *test_known_of(const test_variation *v, int64_t b, double condition, tch_dtype dtype);
 
 #endif

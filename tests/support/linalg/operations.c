@@ -1,10 +1,10 @@
-/* The rows use a batch of two and small unequal sizes, so that exchanged dimensions cannot go unnoticed. Nothing here
- * wants cmocka: cuda_smoke.c has these rows too, and runs where there is none. */
+/* The rows use a batch of two and small unequal sizes, so that exchanged dimensions are detected. Independent of
+ * cmocka, since cuda_smoke.c also uses these rows. */
 #include "operations.h"
 
 #include <string.h>
 
-/* A call as the rows want it, with the tensors t. */
+/* A call of a row, with the tensors t. */
 #define CALL(name, call)                                                                                               \
     static tch_status name(tch_context *context, tch_tensor *const *t)                                                 \
     {                                                                                                                  \
@@ -214,7 +214,7 @@ const test_operation test_operations[] = {
      {{"gram", ROLE_SYMMETRIC, KIND_FLOAT64, 2, {3, 3}},
       {"rhs", ROLE_OPTIONAL_INPUT, KIND_FLOAT64, 1, {3}},
       {"weights", ROLE_OUTPUT, KIND_FLOAT64, 1, {3}}}, call_natural_weights},
-    /* Last, to be left out where the device does not offer it: see test_operation_count. */
+    /* Last, since test_operation_count omits it if the device does not support it. */
     {"tch_inverse_root", "rational", 4, ROOT_OPERANDS, call_root_rational},
 };
 /* clang-format on */
@@ -245,7 +245,7 @@ static const struct {
     {"tch_grad_natural_weights", "", "gram", FREE_FLOAT32},
 };
 
-/* Parameters and Gram matrices do not begin with a batch. */
+/* Parameters and Gram matrices have no leading batch dimension. */
 static const char *const unbatched[] = {
     "tch_grad_weighted_sum", "tch_grad_gram",   "tch_grad_dots",
     "tch_grad_factors",      "tch_grad_scales", "tch_grad_natural_weights",

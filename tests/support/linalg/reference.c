@@ -1,4 +1,4 @@
-/* Sums run in the order that is kind to the cache, four terms at a time, and that is all the tuning there is. */
+/* Sums run in cache-friendly order, four terms at a time; nothing else is tuned. */
 #include "reference.h"
 
 #include "support/testing.h"
@@ -77,10 +77,10 @@ void ref_kronecker(int64_t m, int64_t n, const double *a, int64_t p, int64_t q, 
     }
 }
 
-/* A rotation by the angle with sine s and cosine c, as the change that it makes: r = s / (1 + c) is the tangent of
- * half the angle. Formed as c x - s y, each of the thousands of small rotations that end the iteration would round
- * what it hardly changes, and the eigenvectors would lose more of their lengths than an eigensolver under test may:
- * |V'V - I| reached 1.5 times the bound of tests/test_conformance_eigen.c. So, what is rounded shrinks with s. */
+/* A rotation by the angle with sine s and cosine c, computed as an update with r = s / (1 + c), the tangent of half the
+ * angle. With c x - s y, each of the thousands of small final rotations would round values it hardly changes, and
+ * eigenvectors would lose more norm than an eigensolver under test may: |V'V - I| reached 1.5 times the bound of
+ * tests/linalg/test_conformance_eigen.c. As an update, the rounding error shrinks with s. */
 static void rotate(double *x, double *y, double s, double r)
 {
     double before = *x;
@@ -96,7 +96,7 @@ static void rotate_rows(int64_t n, double *restrict x, double *restrict y, doubl
     }
 }
 
-/* Columns p and q of a symmetric matrix, whose rows were rotated: only where they cross those rows is more to do. */
+/* Columns p and q of a symmetric matrix whose rows were rotated: only the intersection with those rows remains. */
 static void rotate_columns(int64_t n, double *a, int64_t p, int64_t q, double s, double r)
 {
     rotate(&a[p * n + p], &a[p * n + q], s, r);
@@ -107,8 +107,8 @@ static void rotate_columns(int64_t n, double *a, int64_t p, int64_t q, double s,
     }
 }
 
-/* One rotation that makes a_pq zero; rows of u collect the eigenvectors. Returns whether there was anything to do:
- * whether a_pq is more than `small` of the diagonal. */
+/* One rotation that zeroes a_pq; rows of u accumulate the eigenvectors. Returns false if a_pq is at most `small`
+ * relative to the diagonal. */
 static int annihilate(int64_t n, double *a, double *u, int64_t p, int64_t q, double small)
 {
     double apq = a[p * n + q];
@@ -166,9 +166,8 @@ void ref_eigh(int64_t n, const double *a, double *w, double *v)
     for (int64_t i = 0; i < n; i++) {
         u[i * n + i] = 1.0;
     }
-    /* Ten sweeps are enough for most. Where eigenvalues lie close together, what is left after that is what rotations
-     * round, less than a unit roundoff, and each removes some of it and rounds anew: fifty more do not change the
-     * result. */
+    /* Ten sweeps usually suffice. For close eigenvalues the remainder is the rounding error of rotations, below the
+     * unit roundoff; fifty more sweeps do not change the result. */
     int sweeps = 0;
     while (sweep(n, work, u, sweeps < 15 ? 0x1p-60 : 0x1p-53) > 0 && sweeps < 60) {
         sweeps++;
@@ -243,7 +242,7 @@ double ref_root_residual(int64_t n, int32_t root, const double *a, double shift,
     return residual;
 }
 
-/* Scaled by the largest entry, whose square may be out of range. */
+/* Scaled by the largest entry, whose square may overflow. */
 double ref_norm(int64_t count, const double *x)
 {
     double scale = ref_largest(count, x);
@@ -268,7 +267,7 @@ double ref_distance(int64_t count, const double *x, const double *y)
     return norm;
 }
 
-/* NaN if there is one: fmax would hide it. */
+/* Propagates NaN, unlike fmax. */
 double ref_largest(int64_t count, const double *x)
 {
     double largest = 0.0;
@@ -353,10 +352,10 @@ void ref_schulz_step(int64_t n, int64_t m, const double c[3], double *x)
     test_drop(twice);
 }
 
-/* --- long steps of orthogonalization ----------------------------------------------------------------------------- */
+/* --- minimax steps of orthogonalization -------------------------------------------------------------------------- */
 
-/* P(Y) X / top with Y = X X' / top^2, P being t2 A^2 + t1 Y + t0 I, A = U or, where there are f, A = U^2 + f1 Y + f0 I,
- * and U = Y^2 + u1 Y + u0 I. Multiplied out, the polynomials would lose six digits. */
+/* P(Y) X / top with Y = X X' / top^2 and P = t2 A^2 + t1 Y + t0 I, where A = U or, if f is given, A = U^2 + f1 Y + f0
+ * I, and U = Y^2 + u1 Y + u0 I. Expanded, the polynomials would lose six digits. */
 typedef struct long_polynomial {
     double top, u[2], f[2], t[3];
 } long_polynomial;

@@ -1,5 +1,4 @@
-/* Plain float64 versions of the mathematics, on row-major arrays: the shortest code that is right, written apart from
- * the library, so that the two can disagree. */
+/* Plain float64 references on row-major arrays: the shortest correct code, written independently of the library. */
 #ifndef TORCHIUM_TESTS_REFERENCE_H
 #define TORCHIUM_TESTS_REFERENCE_H
 
@@ -12,8 +11,8 @@
 void ref_matmul(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c);
 void ref_matmul_abs(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c);
 
-/* Fails unless each of `count` sums is within what rounding allows: `terms` roundings of the arithmetic, relative to
- * the sums of absolute values, and one of the result to its dtype. */
+/* Fails unless each of `count` sums is within its rounding error: `terms` roundings of the compute type, relative to
+ * the sums of absolute values, and one of the result's dtype. */
 void ref_check_sums(const double *got, const double *expected, const double *magnitude, int64_t count, int64_t terms,
                     tch_dtype dtype);
 
@@ -29,7 +28,7 @@ void ref_eigh(int64_t n, const double *a, double *w, double *v);
 /* out = v diag(f) v'. */
 void ref_compose(int64_t n, const double *v, const double *f, double *out);
 
-/* v diag((w + shift)^power) v', in memory of the test: a power of the matrix with this decomposition. */
+/* v diag((w + shift)^power) v', in the test's memory: a power of the matrix with this decomposition. */
 double *ref_power(int64_t n, const double *w, const double *v, double shift, double power);
 
 double ref_trace(int64_t n, const double *a);
@@ -44,13 +43,13 @@ double ref_largest(int64_t count, const double *x);
 /* A symmetric matrix with eigenvalues w and random eigenvectors (a product of random reflections). */
 void ref_symmetric(test_random *random, int64_t n, const double *w, double *a);
 
-/* w falls from 1 to 1/condition in equal ratios: every scale is present. n = 1 gives 1. */
+/* A geometric sequence w from 1 down to 1/condition. n = 1 gives 1. */
 void ref_spectrum(int64_t n, double condition, double *w);
 
 /* x = a x + b (x x') x + c (x x')^2 x for x n by m, c being {a, b, c}. */
 void ref_schulz_step(int64_t n, int64_t m, const double c[3], double *x);
 
-/* --- long steps of orthogonalization ----------------------------------------------------------------------------- */
+/* --- minimax steps of orthogonalization -------------------------------------------------------------------------- */
 
 /* Steps 0 to 2 of TCH_ORTHO_MINIMAX on X, n by m, in place, and their slopes at 0. */
 #define REF_LONG_STEPS 3

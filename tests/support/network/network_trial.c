@@ -1,4 +1,3 @@
-/* See network_trial.h. */
 #include "network_trial.h"
 
 #include "support/fakes/counting_allocator.h"
@@ -236,7 +235,7 @@ double *network_trial_read(tch_context *context, const tch_tensor *tensor)
     return values;
 }
 
-/* Biases are random too, so that none of them can be forgotten. */
+/* Biases are random too, so that none can be omitted unnoticed. */
 static void set_parameters(network_trial *s, test_random *random)
 {
     for (int i = 0; i < 2 * s->reference.layers; i++) {

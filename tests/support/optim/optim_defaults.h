@@ -1,6 +1,6 @@
-/* What tests of optimizers begin with: the library's defaults, but a fixed period, and for Shampoo those of its paper,
- * with sums, an absolute damping and no grafting, for KL-Shampoo roots that float32 determines. Their bounds were found
- * with these; what a test is about it sets itself. */
+/* Common settings of optimizer tests: the library's defaults, but a fixed interval; Shampoo with its paper's sums,
+ * absolute damping and no grafting; KL-Shampoo with roots that float32 determines. The error bounds were found with
+ * these. */
 #ifndef TEST_OPTIM_DEFAULTS_H
 #define TEST_OPTIM_DEFAULTS_H
 

@@ -1,5 +1,5 @@
-/* Parameters are made contiguous in the order of memory, so that test_tensor_read gives their numbers as the references
- * keep them; what the library sees is a view of the same memory with its dimensions in another order. */
+/* Parameters are contiguous in memory order, so that test_tensor_read returns values in the order of the references;
+ * the library gets a view of the same memory with permuted dimensions. */
 #include "optim_trial.h"
 
 #include "support/elements.h"
@@ -52,7 +52,7 @@ static bool is_permuted(const trial_shape *s)
     return permuted;
 }
 
-/* The tensor's own shape, and its strides over memory without gaps. */
+/* The tensor's shape, and its strides over contiguous memory. */
 static void lay_out(trial_parameter *p)
 {
     const trial_shape *s = &p->shape;
@@ -119,7 +119,7 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     test_drop(values);
 }
 
-/* What the header says of a scalar_lr that is not given. */
+/* The documented default of scalar_lr. */
 static void fill_in_scalar_lr(tch_optim_config *c)
 {
     bool of_muons_size = ref_orthogonalizes(c->kind) && c->muon.adjust_lr_fn != TCH_ADJUST_LR_MATCH_RMS_ADAMW;
@@ -184,7 +184,7 @@ void trial_close(trial *t)
     memset(t, 0, sizeof *t);
 }
 
-/* Numbers in the order of memory to row-major order of the tensor's shape. */
+/* From memory order to row-major order of the tensor's shape. */
 static double *in_tensor_order(const trial_parameter *p, const double *values)
 {
     double *out = test_alloc((size_t)p->memory->count * sizeof *out);
@@ -207,7 +207,7 @@ static void upload_gradient(trial_parameter *p)
     test_drop(values);
 }
 
-/* Normal numbers whose size falls along the parameter, so that factors have a spectrum. */
+/* Normal numbers of decreasing magnitude, so that factors have a spectrum. */
 void trial_draw(trial *t)
 {
     for (trial_parameter *p = t->parameters; p < t->parameters + t->count; p++) {
@@ -341,7 +341,7 @@ void *trial_read_bytes(const trial *t, const tch_tensor *tensor)
     return bytes;
 }
 
-/* Copies the state to `all`, or compares it with `before`, where those are not NULL. Returns its bytes. */
+/* Copies the state to `all`, or compares it with `before`, unless NULL. Returns its bytes. */
 static size_t visit_state(const trial *t, int32_t parameter, unsigned char *all, const unsigned char *before)
 {
     size_t at = 0;

@@ -1,4 +1,4 @@
-/* Ranges on a profiler's timeline, of which there is none here. */
+/* NVTX ranges without a profiler. */
 #ifndef EMULATOR_NVTX_H
 #define EMULATOR_NVTX_H
 
