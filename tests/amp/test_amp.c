@@ -1,5 +1,5 @@
-/* Loss scaling: the state machine against PyTorch's rules written out here, the division and the search over every
- * layout and dtype, and steps that are skipped where an infinity was found and taken as if unscaled where none was. */
+/* Loss scaling: the state machine against PyTorch's rules, unscaling and the search for infinities over every layout
+ * and dtype, and steps that are skipped if there is an infinity and equal to unscaled ones otherwise. */
 
 #include <torchium/amp.h>
 
@@ -35,9 +35,9 @@ static double number_in(tch_context *context, const tch_tensor *tensor)
     return value;
 }
 
-/* --- division and search ----------------------------------------------------------------------------------------- */
+/* --- unscaling and search ---------------------------------------------------------------------------------------- */
 
-/* Every layout a gradient may be written in, every dtype: each element is divided once and rounded once. */
+/* Every writable layout and every dtype: each element is divided once and rounded once. */
 static void check_division(tch_context *context, tch_dtype dtype, test_layout layout, const int64_t *sizes)
 {
     tch_scaler *scaler = NULL;
@@ -54,7 +54,7 @@ static void check_division(tch_context *context, tch_dtype dtype, test_layout la
     tch_tensor *list[] = {NULL, &g->tensor};
     CHECK_OK(tch_scaler_unscale(scaler, 2, list));
     double *got = test_tensor_read(g);
-    double unit = test_unit_roundoff(dtype) + 2.0 * test_arithmetic_roundoff(dtype); /* a product with 1/scale */
+    double unit = test_unit_roundoff(dtype) + 2.0 * test_arithmetic_roundoff(dtype); /* multiplies by 1/scale */
     for (int64_t i = 0; i < g->count; i++) {
         double expected = values[i] / 48.0;
         double bound = unit * fabs(expected) * 1.01 + test_underflow(dtype);
@@ -79,8 +79,8 @@ TEST(every_layout_is_divided)
     }
 }
 
-/* One bad element, first, last or in the middle, in one gradient of several of all dtypes, is found: by the division,
- * and by a look that leaves gradients as they are. */
+/* One bad element, first, last or in the middle, in one of several gradients of all dtypes, is found by unscaling and
+ * by the search, which does not change gradients. */
 TEST(every_infinity_is_found)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
@@ -123,8 +123,8 @@ TEST(every_infinity_is_found)
 
 /* --- the state machine ------------------------------------------------------------------------------------------- */
 
-/* PyTorch's rule: an infinity multiplies by the backoff and starts the count again; `interval` good steps in a row
- * multiply by the growth, unless that leaves float32. */
+/* PyTorch's rule: an infinity multiplies the scale by the backoff factor and resets the count; `interval` good steps in
+ * a row multiply it by the growth factor, unless that overflows float32. */
 static void follow(float *scale, int32_t *tracker, bool bad, const tch_scaler_config *c)
 {
     if (bad) {
@@ -148,7 +148,7 @@ static void run_machine(tch_context *context, const tch_scaler_config *config, u
     test_tensor *g = test_tensor_make(context, TCH_FLOAT32, 1, &size, LAYOUT_CONTIGUOUS);
     for (int i = 0; i < 60; i++) {
         bool bad = test_random_uniform(&random) < share;
-        const double values[] = {1e-20, 2e-20, bad ? INFINITY : 3e-20, 4e-20, 5e-20}; /* finite when divided */
+        const double values[] = {1e-20, 2e-20, bad ? INFINITY : 3e-20, 4e-20, 5e-20}; /* finite after division */
         tch_tensor *list[] = {&g->tensor};
         test_tensor_write(g, values);
         CHECK_OK(tch_scaler_unscale(scaler, 1, list));
@@ -167,7 +167,7 @@ TEST(the_scale_follows_pytorchs_rule)
     static const tch_scaler_config configs[] = {
         {sizeof(tch_scaler_config), 65536.0, 2.0, 0.5, 4, 1},
         {sizeof(tch_scaler_config), 1.0, 1.7, 0.3, 1, 1},
-        {sizeof(tch_scaler_config), 1e38, 2.0, 0.5, 3, 1}, /* growth that leaves float32 */
+        {sizeof(tch_scaler_config), 1e38, 2.0, 0.5, 3, 1}, /* growth that overflows float32 */
         {sizeof(tch_scaler_config), 1e-3, 1.001, 0.999, 5, 1},
     };
     for (int i = 0; i < 4; i++) {
@@ -208,7 +208,7 @@ TEST(state_goes_out_and_in)
 
 /* --- steps ------------------------------------------------------------------------------------------------------- */
 
-/* The gradient on the device is `scale` times the drawn one; with `bad`, one element is an infinity. */
+/* The device's gradient is `scale` times the drawn one; with `bad`, one element is an infinity. */
 static void scale_gradients(trial *t, double scale, bool bad)
 {
     trial_scale_gradients(t, scale);
@@ -217,8 +217,8 @@ static void scale_gradients(trial *t, double scale, bool bad)
     }
 }
 
-/* Unscaled by hand never (0), always (1), or in every second iteration (2): what was called in one does not count in
- * the next. */
+/* Unscaled explicitly never (0), always (1), or in every second iteration (2); this has no effect on the next
+ * iteration. */
 static void run_steps(tch_context *context, tch_optim_kind kind, int unscale)
 {
     trial t;
@@ -280,8 +280,8 @@ TEST(steps_with_scaled_gradients)
     }
 }
 
-/* Two optimizers, one scaler: the infinity in the gradients of the second does not undo the step of the first, and the
- * scale falls once. */
+/* Two optimizers, one scaler: an infinity in the second one's gradients does not undo the first one's step, and the
+ * scale is reduced once. */
 TEST(several_optimizers_share_a_scaler)
 {
     tch_context *context = *state;

@@ -1,5 +1,5 @@
-/* Entries of the operations table that bases and roots are made of: Cholesky factors and their inverses, dot products
- * of rows, and orders. At small sizes an emulated device runs their kernels too. */
+/* Entries of the operation table for bases and roots: Cholesky factors and their inverses, dot products of rows, and
+ * orders. Sizes are small, so that an emulated device also runs their kernels. */
 #include <float.h>
 
 #include "support/backend/device_matrices.h"
@@ -9,7 +9,7 @@
 
 static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F64};
 
-/* What an emulated device is spared. */
+/* Skipped on an emulated device. */
 static bool is_left_out(int64_t n)
 {
     return n > 140 && device_is_emulated();
@@ -19,8 +19,8 @@ static bool is_left_out(int64_t n)
 
 enum { CHOLESKY_BATCH = 4, NEGATIVE = 1, FLAGGED = 2, HAS_NAN = 3 };
 
-/* Largest |X A X' - I|; X must have a positive diagonal and, within blocks on it, zeros above, and is taken for lower
- * triangular. */
+/* Largest |X A X' - I|; X must have a positive diagonal and, within diagonal blocks, zeros above it, and is read as
+ * lower triangular. */
 static double factor_residual(int64_t n, double *x, const double *a)
 {
     double *xa = test_alloc((size_t)(n * n) * sizeof *xa);
@@ -40,7 +40,7 @@ static double factor_residual(int64_t n, double *x, const double *a)
     return ref_largest(n * n, product);
 }
 
-/* In place of A, its factor or the inverse of that, and the flags. */
+/* Overwrites A by its factor or the inverse of that, and sets the flags. */
 static double *factor_on_device(tch_context *context, tch_scalar type, int64_t n, int64_t gap, int32_t inverse,
                                 const double *a, int32_t *flags)
 {
@@ -104,7 +104,8 @@ TEST(factors_are_inverted)
     }
 }
 
-/* V V' / n + 1e-6 I with n / 4 columns in V: most eigenvalues are the least. Of the second the last one is negative. */
+/* V V' / n + 1e-6 I with n / 4 columns in V: most eigenvalues are 1e-6. The last eigenvalue of the second matrix is
+ * negative. */
 static void fill_nearly_singular(int64_t n, double *a)
 {
     int64_t rank = n / 4 + 1;
@@ -125,10 +126,11 @@ static void fill_nearly_singular(int64_t n, double *a)
     a[HAS_NAN * n * n + n / 2 * (n + 1)] = NAN;
 }
 
-/* L comes from inverses of its blocks, so that the root of the condition number magnifies rounding. */
+/* L is computed from inverses of its blocks, so rounding errors are magnified by the square root of the condition
+ * number. */
 static void check_factor(int64_t n, const double *l, const double *a)
 {
-    double largest = 1e-6; /* which is the least eigenvalue */
+    double largest = 1e-6; /* the smallest eigenvalue */
     for (int64_t i = 0; i < n; i++) {
         largest = fmax(largest, a[i * (n + 1)]);
     }
@@ -149,7 +151,7 @@ static void check_factor(int64_t n, const double *l, const double *a)
     }
 }
 
-/* Sizes around those of leaves and bands, which an emulated device is not spared. */
+/* Sizes around those of leaves and bands, also on an emulated device. */
 TEST(factors_of_float64_are_found)
 {
     static const int64_t sizes[] = {1, 20, 128, 129, 257, 512, 530};
@@ -228,7 +230,7 @@ static int stands_before(const double *w, int32_t i, int32_t j)
     return isnan(w[i]) || w[i] == w[j] ? i < j : w[i] > w[j];
 }
 
-/* Few different numbers, so that most have equals, and all that is special about floats. */
+/* Few distinct numbers, so that most have duplicates, and all special values. */
 static double awkward(test_random *random)
 {
     static const double special[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e-30, -1e-30, 1e30, 1.0, 2.0, -2.0, 3.0};
@@ -246,7 +248,7 @@ static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, dou
     return order;
 }
 
-/* Of the second matrix alone. */
+/* Of the second matrix only. */
 static void check_reset(tch_context *context, int64_t n, int32_t *device, const int32_t *before)
 {
     static const int32_t flags[BATCH] = {TCH_REPORT_OK, TCH_REPORT_NOT_POSITIVE, TCH_REPORT_OK};
@@ -319,13 +321,13 @@ TEST(numbers_are_put_in_order)
     }
 }
 
-/* Rows of aligned vectors and not, fewer and more of them than a block takes. */
+/* Aligned and unaligned rows, fewer and more of them than a block handles. */
 TEST(matrices_are_put_in_order)
 {
     static const int64_t sizes[] = {1, 2, 5, 33, 130, 1032};
     for (int k = 0; k < 6 * 6 * 4 * 3; k++) {
         tch_scalar type = types[k / 144 == 1];
-        tch_scalar result = types[k / 144 > 0]; /* the third time float64 from float32 */
+        tch_scalar result = types[k / 144 > 0]; /* the third case reads float32 as float64 */
         int64_t rows = sizes[k % 6];
         int64_t cols = sizes[k / 6 % 6];
         test_case("%s to %s, %lld by %lld, kind %d", device_type_name(type), device_type_name(result), (long long)rows,

@@ -1,7 +1,6 @@
-/* Packed storage of symmetric matrices, through the operations table: `pack` moves the bits of the lower triangle, row
- * after row, whatever they mean, or rounds float32 to bfloat16, and reads nothing above it; `unpack` writes both
- * triangles; neither writes beside its result. Sizes around a tile, rows with gaps between them, more matrices than a
- * grid has rows. */
+/* Packed storage of symmetric matrices, through the operation table: `pack` copies the lower triangle row by row,
+ * bitwise or rounding float32 to bfloat16, and does not read above it; `unpack` writes both triangles; neither writes
+ * outside its result. Sizes around a tile, rows with gaps, more matrices than a grid has rows. */
 #include "support/backend/device_matrices.h"
 #include "support/random.h"
 #include "support/testing.h"
@@ -13,7 +12,7 @@ typedef struct packed_case {
 static const packed_case cases[] = {{1, 0, 1},  {2, 1, 3},   {31, 0, 2},  {32, 0, 5},    {33, 3, 2},    {64, 0, 1},
                                     {65, 7, 3}, {100, 0, 4}, {257, 5, 2}, {1, 0, 70000}, {3, 2, 65537}, {7, 0, 0}};
 
-/* Types of matrices and of what is kept of them. */
+/* Types of matrices and of packed storage. */
 typedef struct packed_types {
     tch_scalar full, kept;
     int64_t full_size, kept_size;
@@ -23,13 +22,13 @@ static const packed_types types[] = {{TCH_SCALAR_F32, TCH_SCALAR_F32, 4, 4},
                                      {TCH_SCALAR_F64, TCH_SCALAR_F64, 8, 8},
                                      {TCH_SCALAR_F32, TCH_SCALAR_BF16, 4, 2}};
 
-/* Memory of the device and what was put there. */
+/* Device memory and its initial contents. */
 typedef struct memory {
     unsigned char *there, *image;
     int64_t bytes;
 } memory;
 
-/* A finite float32 of any size, one in two of them at or next to the middle between two bfloat16. */
+/* A finite float32 of any magnitude, every second one at or next to the midpoint of two bfloat16. */
 static uint32_t near_the_middle(test_random *random)
 {
     static const uint32_t low[] = {0x0000, 0x7FFF, 0x8000, 0x8001};
@@ -65,7 +64,7 @@ static void check_memory(tch_context *context, const memory *m, const char *what
           "%s: other bits than expected", what);
 }
 
-/* One element, between its two forms. */
+/* Converts one element. */
 static void expect_element(const packed_types *t, unsigned char *full, unsigned char *kept, bool unpacks)
 {
     if (t->kept != TCH_SCALAR_BF16) {
@@ -82,7 +81,7 @@ static void expect_element(const packed_types *t, unsigned char *full, unsigned 
     memcpy(kept, &half, sizeof half);
 }
 
-/* The lower triangle of every matrix, in the images: to the packed one, or back to both triangles. */
+/* The expected images: packed lower triangles, or both triangles unpacked. */
 static void expect_triangles(const tch_matrices *x, const packed_types *t, unsigned char *full, unsigned char *packed,
                              bool unpacks)
 {
@@ -131,7 +130,7 @@ TEST(triangles_go_and_come_back)
         const packed_case *c = &cases[k / (int)TEST_COUNT(types)];
         const packed_types *t = &types[k % (int)TEST_COUNT(types)];
         if (c->batch > 1000 && getenv("TORCHIUM_EMULATOR_LOG") != NULL) {
-            continue; /* a block is many fibers on the emulated device */
+            continue; /* a block is many fibers on an emulated device */
         }
         test_case("%lld x %lld, %lld bytes, kept in %lld", (long long)c->batch, (long long)c->n,
                   (long long)t->full_size, (long long)t->kept_size);

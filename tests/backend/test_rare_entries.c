@@ -1,12 +1,11 @@
-/* Entries of the operations table that a step reaches only with several ranks, large matrices or mixed types, here at
- * small sizes, so that an emulated device runs their kernels too. Where a backend does not have an entry, there is
- * nothing to check. */
+/* Entries of the operation table that a step uses only with several ranks, large matrices or mixed types, at small
+ * sizes, so that an emulated device also runs their kernels. Entries that a backend does not implement are skipped. */
 #include "support/backend/device_matrices.h"
 #include "support/elements.h"
 #include "support/random.h"
 #include "support/testing.h"
 
-/* --- rows of a batch, counted through ---------------------------------------------------------------------------- */
+/* --- loops over the rows of a batch ------------------------------------------------------------------------------ */
 
 static double value(const batch *b, int64_t row, int64_t col)
 {
@@ -20,11 +19,11 @@ static void put(const batch *b, int64_t row, int64_t col, double number)
 
 /* --- ranks ------------------------------------------------------------------------------------------------------- */
 
-/* The largest of a number and of its complement are complements where all ranks came with the same. */
+/* The maxima of a number and of its complement are complements if all ranks passed the same number. */
 TEST(ranks_agree)
 {
     static const int32_t cases[][4] = {
-        /* the two, what was found, skip expected */
+        /* the two numbers, the result, expected skip */
         {5, ~5, 0, 0},  {5, ~5, 1, 1}, {0, ~0, 0, 0},         {7, ~5, 0, 1},
         {7, ~5, 1, 1},  {0, 0, 0, 1},  {INT32_MAX, ~0, 0, 1}, {INT32_MAX, ~INT32_MAX, 0, 0},
         {-1, ~-1, 0, 0}};
@@ -51,7 +50,7 @@ TEST(ranks_agree)
 /* --- a row in two float16 ---------------------------------------------------------------------------------------- */
 
 /* Random numbers between -1 and 1, times 2^spread in the first row of each matrix and 2^-spread from the third on; the
- * second is zero. */
+ * second row is zero. */
 static void fill_rows(batch *x, int spread, uint64_t stream)
 {
     test_random random = test_random_stream(stream);
@@ -72,16 +71,16 @@ static double length_of(const batch *x, int64_t row)
     return sqrt(square);
 }
 
-/* Where rows of length 1 go; or what is split is X with something added to its diagonal, divided. */
+/* The output of normalized rows; or the input is X with a shifted diagonal, divided. */
 typedef enum goal { NOWHERE, IN_PLACE, ELSEWHERE, MOVED } goal;
 
-/* One matrix of the two is left out; or high parts are all there is. */
+/* One matrix of the two is skipped; or there are no low parts. */
 typedef enum lack { LACKS_NOTHING, LACKS_MATRIX, LACKS_LOW } lack;
 
-/* Of each of two matrices: whether it is done, what is added, what it is divided by. */
+/* Per matrix: whether it is active, its shift and its divisor. */
 static const double numbers[] = {2.5, 2.0, 0.25, 3.0, 7.0, 0.1};
 
-/* Of two matrices of three rows. */
+/* Two matrices of three rows. */
 typedef struct split_trial {
     batch x, before, rows, high, low;
     goal to;
@@ -89,8 +88,7 @@ typedef struct split_trial {
     double scale;
 } split_trial;
 
-/* A number of a row of length 1 is off by its rounding, and so is the length; where rows come from float64, by one more
- * of each. */
+/* Roundoff of an element of a normalized row, and of the norm; one more of each if rows come from float64. */
 static void check_normalized(const split_trial *t, int64_t row)
 {
     const batch *rows = t->to == ELSEWHERE ? &t->rows : &t->x;
@@ -103,9 +101,9 @@ static void check_normalized(const split_trial *t, int64_t row)
     }
 }
 
-/* What the entry promises: 22 bits of a float32, or 2^-25 where low is below the smallest normal number; high is a
- * rounding, whether there are low parts or not. The product with the scale, a power of two, is exact. Of X that is
- * moved there are three roundings to float32, of X, of the sum and of the quotient. */
+/* The guarantee: 22 bits of a float32, or 2^-25 if low is subnormal; high is correctly rounded, with or without low
+ * parts. The product with the scale, a power of two, is exact. A shifted X has three roundings to float32: of X, of the
+ * sum and of the quotient. */
 static void check_parts(const split_trial *t, int64_t row)
 {
     const batch *split = t->to == ELSEWHERE ? &t->rows : &t->x;
@@ -125,7 +123,7 @@ static void check_parts(const split_trial *t, int64_t row)
     }
 }
 
-/* Nothing of a matrix that is left out is written. */
+/* A skipped matrix is not written. */
 static void check_left_out(const split_trial *t, int64_t row)
 {
     for (int64_t col = 0; col < t->x.m.cols; col++) {
@@ -149,7 +147,7 @@ static split_trial begin_split(tch_context *context, tch_scalar type, int64_t co
     return t;
 }
 
-/* Fetches all that may have been written. */
+/* Reads all outputs. */
 static void end_split(tch_context *context, split_trial *t)
 {
     batch *all[] = {&t->x, &t->rows, &t->high, &t->low};
@@ -161,7 +159,7 @@ static void end_split(tch_context *context, split_trial *t)
     }
 }
 
-/* With `left_out` the second matrix is, whose number is the one that is not above the limit. */
+/* With `left_out` the second matrix is skipped, since its number is not above the limit. */
 static void check_split(tch_context *context, tch_scalar type, int64_t cols, int64_t gap, goal to, lack lacks)
 {
     bool left_out = lacks == LACKS_MATRIX;
@@ -207,7 +205,7 @@ static void check_split_of_no_rows(tch_context *context)
     end_split(context, &t);
 }
 
-/* Rows that four threads, one vector a thread, and more vectors than registers hold; aligned and not. */
+/* Rows for four threads, one vector per thread, and more vectors than fit in registers; aligned and not. */
 TEST(rows_are_split)
 {
     static const int64_t columns[] = {0, 1, 6, 64, 1031, 4200};
@@ -248,7 +246,8 @@ static void fill_symmetric(batch *b, uint64_t stream)
     }
 }
 
-/* Symmetric but for one element of the second matrix, the first of which has the largest; `bad` ones are not finite. */
+/* Symmetric except for one element of the second matrix; the first has the largest element; `bad` ones are not
+ * finite. */
 static void check_inspection(tch_context *context, tch_scalar type, int64_t n, int64_t gap, int64_t bad)
 {
     enum { MATRICES = 2, NUMBERS = 3 * MATRICES };
@@ -281,7 +280,7 @@ static void check_inspection(tch_context *context, tch_scalar type, int64_t n, i
     batch_drop(context, &x);
 }
 
-/* One tile and several, whole and ragged, in rows of aligned vectors and not. */
+/* One tile and several, full and partial, with aligned rows and not. */
 TEST(matrices_are_inspected)
 {
     static const int64_t sides[] = {1, 3, 4, 31, 64, 68, 129, 132, 192};
@@ -294,10 +293,10 @@ TEST(matrices_are_inspected)
 
 /* --- blocks of float16 ------------------------------------------------------------------------------------------- */
 
-/* As little as an emulated GPU has a way for: a tile of its factors for every multiprocessor. */
+/* The smallest problem with a kernel on an emulated GPU: a tile of its factors per multiprocessor. */
 enum { ROWS = 256, COLS = 320, BLOCKS = 6, ELEMENTS = ROWS * COLS, GAP = 5, SPACE = ROWS * (COLS + GAP) };
 
-/* Gradients and states, and the numbers of the blocks as they are gathered without sides and with them. */
+/* Gradients and states, and the elements of blocks as gathered with sides and without. */
 typedef struct gathered {
     tch_scalar type[2];
     float *plain[2];
@@ -365,8 +364,8 @@ static gathered gather_twice(tch_context *context, const tch_rect *like, tch_fil
     return out;
 }
 
-/* Where a backend keeps blocks in float16, every number is that of float32 times the power of two that brings the
- * block's largest to between 2^14 and 2^15, at the front of the buffer, behind which nothing is written. */
+/* On backends with float16 blocks, every element is the float32 one times the power of two that brings the block's
+ * largest to between 2^14 and 2^15, stored at the front of the buffer; the rest is not written. */
 static void check_fp16(const float *plain, const uint16_t *kept, int64_t block)
 {
     float largest = 0.0F;
@@ -381,7 +380,7 @@ static void check_fp16(const float *plain, const uint16_t *kept, int64_t block)
     }
 }
 
-/* In rows as they are, transposed, and with decay and gaps between rows, which have no kernel for even chunks. */
+/* Rows contiguous, transposed, and with weight decay and gaps between rows, which have no vectorized kernel. */
 TEST(blocks_may_be_gathered_in_float16)
 {
     static const tch_clock clock = {.step = 3.0, .correction1 = 0.5, .correction2 = 0.5};

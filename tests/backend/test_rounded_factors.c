@@ -1,9 +1,9 @@
-/* Factors of curvature in sizes for which devices have kernels of their own, through the operations table: C = alpha
- * A A' + beta C, or A' A, in float32 from operands of which a device may keep 11 bits.
+/* Curvature factors in sizes with specialized kernels, through the operation table: C = alpha A A' + beta C, or A' A,
+ * in float32 from operands that a device may round to 11 bits.
  *
- * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum up to that rounding,
- * also for numbers whose squares leave little of float32's range; nothing beside the matrices is read or written;
- * with a beta of 0 C is not read; and a step that is skipped leaves C to the bit. */
+ * One random element of every 16 by 16 block must be the float64 sum up to that rounding, also for numbers whose
+ * squares approach float32's range; nothing outside the matrices is read or written; with a beta of 0 C is not read;
+ * and a skipped step leaves C bitwise unchanged. */
 #include <float.h>
 
 #include "support/backend/device_matrices.h"
@@ -17,8 +17,8 @@ typedef struct factor_case {
     double magnitude; /* of A's elements */
 } factor_case;
 
-/* The first are what an emulated GPU, of 16 multiprocessors, computes as one of 132 does the others. Copies of 2056 by
- * 9001 and of 40 by 1024 by 512 do not fit into the workspace at once. */
+/* The first sizes are for an emulated GPU of 16 multiprocessors, which handles them as one of 132 does the others.
+ * Copies of 2056 by 9001 and of 40 by 1024 by 512 exceed the workspace. */
 static const factor_case cases[] = {
     {264, 70, 3, 0, 1, 1.0},     {264, 70, 3, 1, 0, 1.0},    {300, 33, 3, 1, 3, 1e-17},  {300, 33, 3, 0, 2, 1e17},
     {5, 9, 3, 0, 0, 1.0},        {264, 70, 23, 0, 1, 1.0},   {264, 70, 23, 1, 0, 1e-15}, {1032, 301, 4, 0, 0, 1.0},
@@ -27,13 +27,13 @@ static const factor_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0], EMULATED = 5 };
 
-/* The CPU has one way for all sizes: it does without the large ones. */
+/* The CPU has one algorithm for all sizes and skips the large ones. */
 static bool is_left_out(int i)
 {
     return (device_is_emulated() || test_on_cpu()) && i >= EMULATED;
 }
 
-/* An emulated device takes all weights with the first case, and one with each of the others. */
+/* An emulated device uses all weights with the first case, and one with each of the others. */
 static bool has_weight(int i, int w)
 {
     return !device_is_emulated() || i == 0 || w == i % 2;
@@ -90,7 +90,7 @@ static void check_result(const factor_case *f, const batch *a, const batch *c, c
     }
 }
 
-/* A step of weight 0 leaves the factor as it was. */
+/* A step of weight 0 leaves the factor unchanged. */
 static void check_factor(tch_context *context, const factor_case *f, const batch *a, const batch *c,
                          const double weight[2])
 {
@@ -103,7 +103,7 @@ static void check_factor(tch_context *context, const factor_case *f, const batch
     }
 }
 
-/* A symmetric factor before the step, which is not read where its weight is 0. */
+/* A symmetric factor before the step, not read if its weight is 0. */
 static batch make_factor(tch_context *context, int64_t count, int64_t n, int64_t gap, double magnitude, uint64_t stream)
 {
     batch c = batch_make(context, TCH_SCALAR_F32, count, n, n, 2 * gap + n % 2);
@@ -160,8 +160,8 @@ typedef struct pair_case {
     int64_t scratch; /* bytes */
 } pair_case;
 
-/* Again the first for an emulated GPU. Both copies of 20 by 1024 by 512 are 42 MB: in two parts through the
- * workspace, and at once through 64 MiB. Sides of 5 and of 100 are too small for the kernel. */
+/* The first is for an emulated GPU. Both copies of 20 by 1024 by 512 take 42 MB: two passes with the default workspace,
+ * one with 64 MiB. Sides of 5 and of 100 are too small for the kernel. */
 static const pair_case pair_cases[] = {
     {264, 300, 3, 1, 1.0, 0},          {300, 264, 3, 0, 1e-17, 64 << 20},
     {264, 301, 3, 2, 1e17, 33 << 20},  {5, 300, 3, 0, 1.0, 0},
@@ -179,7 +179,7 @@ static void update_both(tch_context *context, const batch *a, const uint32_t *la
                                                       scratch, bytes));
 }
 
-/* The same bits again, in whatever parts, where the largest elements are known and where they are not. */
+/* Bitwise identical for any number of passes, and whether or not the largest elements are known. */
 static void check_without_scratch(tch_context *context, const batch *a, const void *clock, const batch c[2])
 {
     float *with[2] = {batch_fetch(context, &c[0]), batch_fetch(context, &c[1])};
@@ -197,8 +197,8 @@ static void check_without_scratch(tch_context *context, const batch *a, const vo
     device_release(context, largest, a->m.batch * (int64_t)sizeof(float));
 }
 
-/* Whether packed factors have the bits of whole ones: on the CPU, and where a GPU of sm_90 has a kernel for a factor of
- * this size, a tile for each multiprocessor. Libraries choose by how rows are aligned. */
+/* Whether packed factors are bitwise equal to full ones: on the CPU, and if a GPU of sm_90 has a kernel for a factor of
+ * this size, a tile per multiprocessor. Libraries choose algorithms by alignment. */
 static bool is_same_packed(tch_context *context, int64_t n, int64_t count)
 {
     tch_device_info info = TCH_DEVICE_INFO_INIT;
@@ -207,7 +207,7 @@ static bool is_same_packed(tch_context *context, int64_t n, int64_t count)
     return test_on_cpu() || (info.compute_major == 9 && n >= 256 && side * (side + 1) / 2 * count >= info.processors);
 }
 
-/* The lower triangles of an image, one row after the other; a guard of NaN behind them. */
+/* The lower triangles of an image, row by row, followed by a guard of NaN. */
 static float *pack_image(const batch *c, const float *image, int64_t *count)
 {
     int64_t n = c->m.rows;
@@ -224,7 +224,7 @@ static float *pack_image(const batch *c, const float *image, int64_t *count)
     return packed;
 }
 
-/* The same bits again, where factors are packed. */
+/* Packed factors are bitwise identical. */
 static void check_packed(tch_context *context, const batch *a, const void *clock, const batch c[2])
 {
     if (!is_same_packed(context, c[0].m.rows, a->m.batch) || !is_same_packed(context, c[1].m.rows, a->m.batch)) {

@@ -1,10 +1,8 @@
-/* Products of split matrices: by a backend's own kernel where it has one for them, and otherwise as products of their
- * parts, one after the other.
+/* Products of split matrices, by a backend's own kernel or as separate products of their parts.
  *
- * What must hold: elements chosen at random are the float64 sums of the products that count, of the parts as they are,
- * up to the rounding of sums in float32, which is far less than what any part contributes; nothing beside the result is
- * written; and a result that comes out split is what split_rows would make of it. Where a condition holds of a matrix,
- * a kernel leaves out what it may. */
+ * Random elements must be the float64 sums of the included products up to float32 accumulation, an error far below what
+ * any part contributes; nothing outside the result is written; and a split result equals that of split_rows. Kernels
+ * may skip work by a per-matrix condition. */
 #include "core/tensor.h"
 #include "linalg/gram_schmidt.h"
 #include "support/backend/device_matrices.h"
@@ -17,8 +15,8 @@ typedef struct product_case {
     int64_t gap; /* between rows of C */
 } product_case;
 
-/* The first for an emulated GPU, which has few multiprocessors: one tile and several, ragged in each direction, with
- * odd and even numbers of steps. */
+/* The first sizes are for an emulated GPU, which has few multiprocessors: one tile and several, partial in each
+ * direction, with odd and even numbers of steps. */
 static const product_case cases[] = {
     {256, 128, 64, 2, 0},   {130, 72, 200, 2, 4},    {264, 257, 136, 1, 1},   {40, 264, 8, 1, 0},
     {7, 5, 3, 2, 0},        {300, 129, 77, 1, 3},    {130, 72, 200, 22, 4},   {264, 257, 136, 8, 1},
@@ -34,7 +32,7 @@ typedef struct parts {
     batch part[2];
 } parts;
 
-/* Parts that are all NaN. */
+/* Parts filled with NaN. */
 static parts make_parts(tch_context *context, tch_scalar type, int64_t count, int64_t rows, int64_t cols, double scale)
 {
     int64_t gap = (cols + 7) / 8 * 8 - cols;
@@ -44,8 +42,8 @@ static parts make_parts(tch_context *context, tch_scalar type, int64_t count, in
     return p;
 }
 
-/* High parts of size 1, and low ones as rounding leaves them: less than half of what the high ones are rounded to. They
- * are drawn from a few thousand, since encoding millions would take longer than all products. */
+/* High parts of size 1, and low ones below half of their unit in the last place. Drawn from a few thousand values,
+ * since encoding millions would take longer than all products. */
 static parts draw_parts(tch_context *context, tch_scalar type, int64_t count, int64_t rows, int64_t cols, double scale,
                         uint64_t stream)
 {
@@ -89,10 +87,10 @@ typedef struct trial {
     int32_t transposed;
     tch_low low;
     double alpha, beta;
-    tch_condition high_alone, negligible; /* hold of odd matrices, or of none */
-    double *largest;                      /* NULL, or what the device has of it */
-    const tch_matrices *wide;             /* NULL, or what the result goes to */
-    bool handled;                         /* by a kernel, which then does what conditions say */
+    tch_condition high_alone, negligible; /* true for odd matrices, or for none */
+    double *largest;                      /* NULL, or its device copy */
+    const tch_matrices *wide;             /* NULL, or the split output */
+    bool handled;                         /* by a kernel that supports conditions */
 } trial;
 
 static double b_at(const trial *t, int low, int64_t z, int64_t k, int64_t j)
@@ -119,8 +117,8 @@ static double expected_at(const trial *t, int64_t z, int64_t i, int64_t j, doubl
     return factor * sum;
 }
 
-/* Sums are rounded, or cut off, at each of depth / 16 steps: by up to 2^-23 of what they are then, which is about what
- * they are of size in the end. A low part of float16 that is left out or counted twice makes 2e-4 of a sum's size. */
+/* Sums are rounded or truncated at each of depth / 16 steps, by up to 2^-23 of the partial sum, which is about the
+ * magnitude of the result. A missing or doubled low part of float16 changes 2e-4 of it. */
 static double bound(const trial *t, double expected, double size)
 {
     double steps = 4.0 + (double)t->c->depth / 16.0;
@@ -141,7 +139,7 @@ static void check_element(const trial *t, const batch *c, const double *after, d
           (long long)z, (long long)i, (long long)j, got, before + expected, most);
 }
 
-/* Some at random, and the last of each direction; `scale` is 0, or that with which C was split. */
+/* Some at random, and the last in each direction; `scale` is 0, or the scale with which C was split. */
 static void check_elements(const trial *t, const batch *c, const double *after, double scale)
 {
     test_random random = test_random_stream(4711);
@@ -156,10 +154,9 @@ static void check_elements(const trial *t, const batch *c, const double *after, 
     check_element(t, c, after, scale, 0, 0, p->cols - 1);
 }
 
-/* --- running it -------------------------------------------------------------------------------------------------- */
+/* --- running cases ----------------------------------------------------------------------------------------------- */
 
-/* Where there is a kernel it must be what runs, given a sixth of a pair of tiles for each multiprocessor and rows of C
- * that begin at even places. */
+/* If a kernel exists it must run, given a sixth of a pair of tiles per multiprocessor and rows of C at even offsets. */
 static void check_handled(tch_context *context, trial *t, const tch_split_problem *problem)
 {
     tch_device_info info = TCH_DEVICE_INFO_INIT;
@@ -184,7 +181,7 @@ static void multiply_split(tch_context *context, trial *t, const batch *c, const
     CHECK_OK(tchi_split_product(context, &problem));
 }
 
-/* What is in an image, at the places of C. */
+/* The contents of an image at the positions of C. */
 static double *numbers_of(const batch *b, const void *image)
 {
     double *numbers = test_zeros(b->m.batch * b->m.stride + 2 * GUARD);
@@ -214,7 +211,7 @@ static void check_floats(tch_context *context, trial *t)
     batch_drop(context, &c);
 }
 
-/* The result as float64 beside C, which a kernel leaves as it is; gaps between rows stay as they are. */
+/* The result as float64 and C, which a kernel leaves unchanged; gaps between rows are unchanged. */
 static void check_wide(tch_context *context, trial *t)
 {
     batch c = make_result(context, t, TCH_SCALAR_F32), wide = make_result(context, t, TCH_SCALAR_F64);
@@ -231,7 +228,7 @@ static void check_wide(tch_context *context, trial *t)
     batch_drop(context, &c);
 }
 
-/* The largest |alpha A B| of each matrix, which is to be that of C. */
+/* The largest |alpha A B| of each matrix must be that of C. */
 static void check_largest(tch_context *context, const trial *t, const batch *c, const double *values)
 {
     double *got = device_fetch(context, t->largest, t->c->batch * (int64_t)sizeof *got);
@@ -245,7 +242,7 @@ static void check_largest(tch_context *context, const trial *t, const batch *c, 
     }
 }
 
-/* C is then scratch, and what is split is beside it. */
+/* C is then scratch, and the split output is separate. */
 static void check_split(tch_context *context, trial *t)
 {
     batch c = make_result(context, t, TCH_SCALAR_F32);
@@ -299,7 +296,7 @@ static int count_of_cases(void)
     return device_is_emulated() || test_on_cpu() ? (int)EMULATED : (int)CASES;
 }
 
-/* Each case with every choice of low parts, and over all of them with every beta. */
+/* Each case with every choice of low parts, cycling through beta. */
 TEST(parts_multiply)
 {
     for (int k = 0; k < count_of_cases() * 16; k++) {
@@ -319,7 +316,7 @@ TEST(a_product_comes_out_split)
     }
 }
 
-/* Numbers for conditions, which hold of odd matrices alone with a limit of 1, or for the largest: poison. */
+/* Numbers for conditions, true for odd matrices only with a limit of 1; or for the largest: poison. */
 static double *make_numbers(tch_context *context, int64_t count, bool poison)
 {
     double *image = test_alloc((size_t)count * sizeof *image);

@@ -1,12 +1,12 @@
-/* Stochastic rounding of bfloat16 parameters, to the bit: SGD through the operations table, with steps that float32
- * adds without rounding, so that the random bits of torchium/backend/update.h decide alone. That their mean is right
- * follows from the known answers of the generator, which test_optim_steps.c checks for an optimizer as well. */
+/* Stochastic rounding of bfloat16 parameters, bit by bit: SGD through the operation table, with steps that are exact in
+ * float32, so that only the random bits of torchium/backend/update.h decide. Unbiasedness follows from the known
+ * answers of the generator, which test_optim_steps.c checks for an optimizer as well. */
 #include "support/backend/device_matrices.h"
 #include "support/elements.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
-#define LR (131.0 * 0x1p-23) /* times an integer of 8 bits: 16 bits, the last of which is the last of 1 in float32 */
+#define LR (131.0 * 0x1p-23) /* times an 8-bit integer: 16 bits, the last of which is the last of 1 in float32 */
 
 typedef struct rounding_case {
     uint64_t seed;
@@ -62,7 +62,7 @@ static void step_sgd(tch_context *context, const rounding_case *c, double number
     device_release(context, rect.clock, sizeof clock);
 }
 
-/* The random bits are added below those that are kept, and the sum is cut off. */
+/* The random bits are added below the kept ones, and the sum is truncated. */
 static double rounded(float value, const rounding_case *c, double number, uint64_t element)
 {
     uint32_t counter[4] = {(uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), (uint32_t)c->parameter,
@@ -131,7 +131,7 @@ TEST(philox_gives_its_known_answers)
     }
 }
 
-/* What cannot be rounded up or down is rounded to nearest: infinities stay, and every NaN is one, whatever its bits. */
+/* Non-finite values are not rounded randomly: infinities stay, and every NaN stays a NaN, whatever its bits. */
 TEST(what_is_not_finite_stays)
 {
     static const uint32_t gradients[5] = {0x7f800000u, 0xff800000u, 0x7f800001u, 0x7fffffffu, 0xffc00000u};

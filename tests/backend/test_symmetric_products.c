@@ -1,12 +1,12 @@
-/* Symmetric products of large batches, through the operations table: symmetric products with and without their
- * polynomial terms, and Gram matrices, in sizes for which devices have kernels of their own. In bfloat16 and in split
- * bfloat16 where the device multiplies them, else in float32.
+/* Symmetric products of large batches, through the operation table: with and without polynomial terms, and Gram
+ * matrices, in sizes with specialized kernels. In bfloat16 and split bfloat16 if the device supports them, else in
+ * float32.
  *
- * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum of products up to the
- * rounding of the arithmetic and of the result; all elements equal their mirror image to the last bit; nothing beside
- * the matrices is written, not even between their rows; and a second call is bitwise-identical, as do a hundred where
- * the device is busy with large ones. The same holds, on devices that have them, of the products that orthogonalization
- * of large matrices asks for, with a scale for each matrix and in float16 as well. */
+ * One random element of every 16 by 16 block must be the float64 sum of products up to the rounding of the arithmetic
+ * and of the result; the result is bitwise symmetric; nothing outside the matrices is written, including gaps between
+ * rows; and repeated calls are bitwise identical, a hundred times if the device is busy with large ones. The same holds
+ * for the products of large orthogonalizations, with a scale per matrix and in float16 as well, on devices that support
+ * them. */
 #include "linalg/algebra.h"
 #include "support/backend/device_matrices.h"
 #include "support/elements.h"
@@ -15,13 +15,13 @@
 
 /* --- batches on the device --------------------------------------------------------------------------------------- */
 
-/* What the device multiplies fastest. */
+/* The device's fastest type. */
 static tch_scalar fastest_type(tch_context *context)
 {
     return tchi_product_rates(context).bf16 > 0.0 ? TCH_SCALAR_BF16 : TCH_SCALAR_F32;
 }
 
-/* Random numbers; of a symmetric batch those above the diagonal are those below it. */
+/* Random numbers; a symmetric batch mirrors its lower triangle. */
 static void fill_uniform(tch_context *context, const batch *b, bool symmetric, uint64_t stream)
 {
     test_random random = test_random_stream(stream);
@@ -47,7 +47,7 @@ static batch random_batch(tch_context *context, tch_scalar type, int64_t count, 
     return b;
 }
 
-/* Symmetric matrices of which only the first three are drawn: numbers of a large batch take longer than all its
+/* Symmetric matrices of which only the first three are drawn: random numbers for a large batch take longer than all its
  * products. */
 static batch repeated_batch(tch_context *context, tch_scalar type, int64_t count, int64_t n, uint64_t stream)
 {
@@ -66,13 +66,13 @@ static batch repeated_batch(tch_context *context, tch_scalar type, int64_t count
 
 /* --- the checks -------------------------------------------------------------------------------------------------- */
 
-/* C = c0 I + c1 D + c2 A B'; in a symmetric product B is its own transpose. Or that times a power of a number of each
+/* C = c0 I + c1 D + c2 A B'; in a symmetric product B is its own transpose. Optionally times a power of a scale per
  * matrix. */
 typedef struct half {
     double c0, c1, c2;
     const batch *a, *b, *d; /* d may be NULL */
     batch c;
-    const double *scale; /* on the host, and the same on the device; NULL for 1 */
+    const double *scale; /* on the host, and on the device; NULL for 1 */
     double *scale_there;
     int32_t exponent;
 } half;
@@ -96,8 +96,8 @@ static void check_element(const half *h, const void *got, int64_t z, int64_t i, 
     double factor = h->scale != NULL ? pow(h->scale[z], h->exponent) : 1.0;
     double expected = factor * (h->c2 * sum + addend + shift);
     double scale = fabs(factor) * (fabs(h->c2) * magnitude + fabs(addend) + fabs(shift));
-    /* Where no kernel takes the whole, the product is rounded, and once more with the other terms. Of split operands
-     * the product of the low parts is left out. */
+    /* Without a fused kernel the product is rounded, and again with the other terms. Products of two low parts are
+     * omitted. */
     double rounded = fabs(expected) + (addend != 0.0 || shift != 0.0 ? fabs(factor * h->c2 * sum) : 0.0);
     double unit = h->c.planes == 2 ? 0x1p-17 : test_unit_roundoff(h->c.dtype);
     double left_out = h->a->planes == 2 ? 0x1p-18 * scale : 0.0;
@@ -109,7 +109,7 @@ static void check_element(const half *h, const void *got, int64_t z, int64_t i, 
           (long long)z, found, expected, fabs(found - expected), bound);
 }
 
-/* One element of every 16 by 16 block; those above the diagonal are another's mirror image. */
+/* One element of every 16 by 16 block; those above the diagonal mirror another. */
 static void check_blocks(const half *h, const void *got, uint64_t stream)
 {
     int64_t n = h->c.m.rows;
@@ -169,9 +169,9 @@ static void check_half(tch_context *context, const half *h, bool gram, uint64_t 
 
 /* --- the cases --------------------------------------------------------------------------------------------------- */
 
-/* Kernels with tiles of 128 by 128 are for batches that have one on or below the diagonals for each of a GPU's
- * multiprocessors, 132 on an H200: from 44 x 256, 14 x 512, 7 x 768, 3 x 1152, 1 x 2048 on. Fewer go another way, as do
- * rows that are not aligned (48 x 264) and odd sizes (45 x 257). With 150 x 256 every multiprocessor has several. */
+/* Kernels with tiles of 128 by 128 need a tile on or below the diagonals for each multiprocessor, 132 on an H200: from
+ * 44 x 256, 14 x 512, 7 x 768, 3 x 1152, 1 x 2048 on. Smaller batches use other kernels, as do unaligned rows (48 x
+ * 264) and odd sizes (45 x 257). With 150 x 256 every multiprocessor has several tiles. */
 typedef struct size_case {
     int64_t batch, n, gap; /* between rows */
 } size_case;
@@ -181,7 +181,8 @@ static const size_case sizes[] = {
     {7, 768, 8}, {3, 1152, 0}, {5, 1000, 8}, {150, 256, 0}, {48, 264, 1}, {1, 2048, 0}, {45, 264, 8},
 };
 
-/* The CPU has one way for all sizes: it does without the large ones. An emulated GPU has its ways with the first. */
+/* The CPU has one algorithm for all sizes and skips the large ones. An emulated GPU reaches its kernels with the
+ * first. */
 static bool is_left_out(const size_case *size)
 {
     return device_is_emulated() ? size != sizes : test_on_cpu() && size->batch * size->n * size->n > 1 << 20;
@@ -200,7 +201,7 @@ static void check_symmetric(tch_context *context, tch_scalar type, tch_scalar ou
         test_case("%lld x %lld, type %d, gap %lld: %s", (long long)count, (long long)n, (int)type, (long long)size->gap,
                   terms[i]);
         h.c0 = i > 0 ? 0.75 : 0.0;
-        h.c1 = i > 1 ? -20.0 : 0.0; /* as large as the sums, so that a D in the wrong place shows */
+        h.c1 = i > 1 ? -20.0 : 0.0; /* of the sums' magnitude, so that a misplaced D is detected */
         h.d = i > 1 ? &d : NULL;
         check_half(context, &h, false, 101 + (uint64_t)i);
     }
@@ -221,7 +222,7 @@ TEST(symmetric_products)
     }
 }
 
-/* Rows of split matrices are aligned, which the table asks for. A root wants some of these products in float64. */
+/* Rows of split matrices are aligned, as the table requires. Roots need some of these products in float64. */
 TEST(split_products)
 {
     tch_context *context = *state;
@@ -247,7 +248,7 @@ static void check_gram(tch_context *context, tch_scalar type, tch_scalar out, co
     batch_drop(context, &h.c);
 }
 
-/* No kernel for one type computes these, and neither does the BLAS. The CPU is asked for one type at a time. */
+/* Mixed types, which neither kernels nor BLAS support. The CPU gets one type at a time. */
 TEST(products_of_mixed_types)
 {
     static const size_case mixed[] = {{2, 1, 1}, {2, 17, 2}, {2, 70, 3}};
@@ -280,7 +281,7 @@ typedef struct scaled_case {
     int32_t exponent;
 } scaled_case;
 
-/* What a run of steps is made of: the Gram matrix, P, P M, Q. */
+/* The products of a step: the Gram matrix, P, P M, Q. */
 static const scaled_case scaled_cases[] = {
     {TCH_SCALAR_BF16, TCH_SCALAR_BF16, 0, 2}, {TCH_SCALAR_BF16, TCH_SCALAR_BF16, 1, 1},
     {TCH_SCALAR_BF16, TCH_SCALAR_F16, 0, 2},  {TCH_SCALAR_F16, TCH_SCALAR_F16, 1, 0},
@@ -310,7 +311,7 @@ static void check_scaled(tch_context *context, const scaled_case *c, int64_t cou
     batch_drop(context, &h.c);
 }
 
-/* The scales are made up, and go to where those of `normalize` were. */
+/* Random scales, at the address where `normalize` would write them. */
 static void check_scaled_products(tch_context *context, double *there)
 {
     enum { MOST = 45 };
@@ -340,8 +341,8 @@ static void check_norm(const batch *x, const void *after, int64_t z, double scal
     CHECK(scale >= 0x1p-41 && scale <= 0x1p41, "the scale is %g", scale);
 }
 
-/* Where the division is left to the products: numbers whose squares leave float32's range, and a matrix of zeros; X
- * times scale is what is left. Small ones are emulated with all that orthogonalization does. */
+/* Division fused into the products: numbers whose squares exceed float32's range, and a matrix of zeros; X times scale
+ * remains. Small ones are emulated with all steps of orthogonalization. */
 TEST(norms_and_products_with_a_scale)
 {
     enum { COUNT = 45, SIZE = 256, BYTES = TCH_NORMALIZE_NUMBERS * COUNT * (int)sizeof(double) };
@@ -382,9 +383,8 @@ static tch_matrices planes_of(const batch *b)
     return planes;
 }
 
-/* Chunks in shared memory that are given back too early are overwritten now and then, when much is under way at once:
- * about every tenth product of this size had a few wrong numbers that way on an H200. Differences are taken on the
- * device. */
+/* Chunks in shared memory that are released too early are overwritten occasionally, under heavy load: about every tenth
+ * product of this size had a few wrong numbers that way on an H200. Differences are computed on the device. */
 static void check_repeats(tch_context *context, tch_scalar type)
 {
     const tch_backend *t = context->backend;

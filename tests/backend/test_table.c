@@ -1,6 +1,5 @@
-/* What the library does above the operations table when the table behaves in ways the CPU's never does: fails a
- * certificate, keeps its flags on a device, wants its calls bracketed, offers sharpened powers. Each case puts a
- * changed copy of the CPU's table into a context. */
+/* The library above the operation table with behaviors that the CPU backend never has: failing certificates, flags on a
+ * device, bracketed calls, sharpened powers. Each case puts a modified copy of the CPU's table into a context. */
 #include "core/context.h"
 #include "support/backend/table_copy.h"
 #include "support/linalg/cases.h"
@@ -71,7 +70,7 @@ TEST_WITH(every_call_ends_what_it_began, change_table, restore_table)
     assert_int_equal(popped, pushed);
 }
 
-/* --- what fails its certificate ---------------------------------------------------------------------------------- */
+/* --- failing certificates ---------------------------------------------------------------------------------------- */
 
 static tch_status wrong_inverse(void *state, const tch_matrices *a, int32_t count, const double *shifts,
                                 const double *weights, const tch_matrices *x, int32_t *flags, void *scratch)
@@ -141,8 +140,7 @@ TEST_WITH(auto_falls_back_on_eigen, change_table, restore_table)
     assert_int_equal(reported(&f), TCH_REPORT_OK);
 }
 
-/* The same on a table that says its memory is a device's; only for the call, since the tests' own copies need the
- * truth. */
+/* The same with a table that claims device memory, only during the call, since the tests' own copies need the truth. */
 static tch_status take_as_device(tch_context *context, failing_root *f, bool with_report)
 {
     table.backend.host_memory = 0;
@@ -151,7 +149,7 @@ static tch_status take_as_device(tch_context *context, failing_root *f, bool wit
     return status;
 }
 
-/* Without a report the call waits in any case, and can mend; with one it leaves the verdict on the device. */
+/* Without a report the call synchronizes in any case, and can retry; with one it leaves the verdict on the device. */
 TEST_WITH(flags_on_a_device_are_read_only_without_a_report, change_table, restore_table)
 {
     failing_root f = make_failing(*state, TCH_ROOT_AUTO);
@@ -182,7 +180,7 @@ static void fast_float64(void *state, tch_product_rates *rates)
     *rates = (tch_product_rates){.f64 = 56.0, .f32 = 50.0};
 }
 
-/* As the table describes it, plainly. */
+/* As documented, without optimization. */
 static tch_status plain_differences(void *state, const tch_spectrum_map *map, const tch_matrices *w,
                                     const tch_matrices *values, const double *damping, const tch_matrices *b,
                                     int32_t *flags)
@@ -221,8 +219,8 @@ static double power_error(tch_context *context, const known_matrix *known, doubl
     return error;
 }
 
-/* At condition 1e5 a float32 eigensolver leaves an error of some u times that in a negative power; what is left after
- * the correction is of second order in it. */
+/* At condition 1e5 a float32 eigensolver has an error of some u times that in a negative power; after the correction
+ * the error is of second order. */
 TEST_WITH(float32_powers_are_sharpened, change_table, restore_table)
 {
     static const double exponents[] = {-0.25, -0.5, -1.0, 0.5};
@@ -240,9 +238,9 @@ TEST_WITH(float32_powers_are_sharpened, change_table, restore_table)
     }
 }
 
-/* --- steps that are skipped unknown to the host ------------------------------------------------------------------ */
+/* --- steps skipped on the device --------------------------------------------------------------------------------- */
 
-/* All numbers of the state, then of the parameters. */
+/* All values of the state, then of the parameters. */
 static double *numbers_of(const trial *t, int64_t *count)
 {
     enum { MOST = 4096 };
@@ -262,8 +260,8 @@ static double *numbers_of(const trial *t, int64_t *count)
     return all;
 }
 
-/* Where flags are a device's the step goes on, and every operation leaves all as it was. Roots that are due are taken
- * once more, from the same factors; bases are not. */
+/* If flags are on the device the step continues, and no operation changes anything. Due roots are recomputed from the
+ * same factors; bases are not. */
 static void skip_on_a_device(tch_context *context, tch_optim_kind kind)
 {
     static const trial_shape shapes[] = {

@@ -1,9 +1,9 @@
-/* Products from both sides through the operations table: L X R'
- * with roots or bases, and L' X R out of bases, of operands of which a device may keep 11 bits.
+/* Two-sided products through the operation table: L X R' with roots or bases, and L' X R with bases, of operands that a
+ * device may round to 11 bits.
  *
- * What must hold: elements chosen at random are the float64 sums up to that rounding, also where the numbers of X or of
- * roots are very large or small; norms are those of what was written; nothing beside the matrices is written; and no
- * bit depends on how a batch of large matrices is divided, or on whether the largest elements are known. */
+ * Random elements must be the float64 sums up to that rounding, also for very large or small X or roots; norms are
+ * those of the output; nothing outside the matrices is written; and results are bitwise identical for any division of a
+ * batch of large matrices, and whether or not the largest elements are known. */
 #include "support/backend/device_matrices.h"
 #include "support/random.h"
 #include "support/testing.h"
@@ -15,8 +15,8 @@ typedef struct sides_case {
     double root;      /* of roots */
 } sides_case;
 
-/* The first for an emulated GPU: with tiles outside of the matrix, with odd and even numbers of k-tiles. Sides that are
- * no multiples of 8, small ones and rows that are not aligned have another way. */
+/* The first sizes are for an emulated GPU: partial tiles, odd and even numbers of k-tiles. Sides that are not multiples
+ * of 8, small sides and unaligned rows use another algorithm. */
 static const sides_case cases[] = {
     {264, 320, 2, 0, 1.0, 1.0},   {320, 264, 1, 8, 1e-20, 1e6},  {300, 264, 1, 0, 1.0, 1.0},
     {17, 40, 2, 3, 1.0, 1.0},     {256, 256, 1, 0, 1e14, 1e-22}, {256, 264, 1, 0, 1e-25, 1e22},
@@ -27,7 +27,7 @@ enum { CASES = sizeof cases / sizeof cases[0], EMULATED = 6, SAMPLES = 20 };
 
 /* --- sides ------------------------------------------------------------------------------------------------------- */
 
-/* Diagonal and of rank one, both positive. */
+/* Diagonal plus rank one, both positive. */
 static void fill_roots(const batch *b, double magnitude, test_random *random)
 {
     double *a = test_alloc((size_t)b->m.rows * sizeof *a);
@@ -44,7 +44,7 @@ static void fill_roots(const batch *b, double magnitude, test_random *random)
     }
 }
 
-/* Two reflections, one after the other: orthogonal, and not symmetric. */
+/* A product of two reflections: orthogonal, and not symmetric. */
 static void fill_bases(const batch *b, test_random *random)
 {
     int64_t n = b->m.rows;
@@ -108,8 +108,8 @@ static void row_of(const problem *p, int64_t z, int64_t i, double *row, double *
     }
 }
 
-/* Roundings are independent of each other: a sum is off by about the root of its terms' squares, times 2^-11, and where
- * operands are cut instead by 2^-10 of itself for each of three. */
+/* Rounding errors are independent: a sum's error is about the root of its terms' squares, times 2^-11; with truncated
+ * operands 2^-10 of the sum for each of three. */
 static void check_row(const problem *p, const float *after, int64_t z, int64_t i, test_random *random)
 {
     double *row = test_alloc((size_t)p->x.m.cols * sizeof *row);
@@ -148,7 +148,7 @@ static void check_result(tch_context *context, const problem *p, const float *af
     }
 }
 
-/* --- running it -------------------------------------------------------------------------------------------------- */
+/* --- running cases ----------------------------------------------------------------------------------------------- */
 
 static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t count)
 {
@@ -171,8 +171,8 @@ static void multiply_both_sides(tch_context *context, const problem *p, const ui
                                                     (double *)p->norms + first));
 }
 
-/* Again, one matrix at a time and with the largest elements known: for sizes and rows that are not left to libraries,
- * which choose by the batch. */
+/* Again, one matrix at a time and with the largest elements known: for sizes and rows not left to libraries, which
+ * choose by the batch. */
 static void check_division(tch_context *context, const problem *p, const float *after)
 {
     const tch_matrices *x = &p->x.m;

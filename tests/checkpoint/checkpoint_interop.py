@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checkpoints and the safetensors package read each other's files, and checksums are what the manual says.
+"""Checks that checkpoints and the safetensors package read each other's files, and that checksums follow the manual.
 
     tests/checkpoint/checkpoint_interop.py LIBRARY
 
-Exits with 77 where the package is missing. It is looked for in the interpreter that runs this, then in the project's
-virtual environment. The library is called as it is, through ctypes; elements are compared byte by byte.
+Exits with 77 if the package is missing. It is imported by the current interpreter, or by that of the project's virtual
+environment. The library is called through ctypes; elements are compared byte by byte.
 """
 
 import ctypes
@@ -87,7 +87,7 @@ def tensor_over(memory, dtype, shape):
 
 
 def examples():
-    """Of every type and shape, with random bytes: name, type, shape, bytes."""
+    """Tensors of every type and shape with random bytes: name, type, shape, bytes."""
     generator = random.Random(1)
     for dtype, (_, _, bits) in TYPES.items():
         for shape in SHAPES:
@@ -138,7 +138,7 @@ def read_theirs(safetensors, path):
 
 
 def parts_of(path):
-    """The header as JSON has it and the bytes behind it, without either library."""
+    """The parsed JSON header and the data, without either library."""
     content = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -149,7 +149,6 @@ def settings_of(path):
 
 
 def crc32c(data):
-    """By its definition."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -159,7 +158,7 @@ def crc32c(data):
 
 
 def check_checksums(path):
-    """The rule of docs/checkpoints.md, in Python."""
+    """The checksum rule of docs/checkpoints.md."""
     header, data = parts_of(path)
     settings = header.pop("__metadata__")
     own = settings.pop("torchium.crc32c")
@@ -180,7 +179,7 @@ def check_refused(library, path, words):
 
 
 def write_theirs(safetensors, path, settings, others=()):
-    """Newer versions of the package are given addresses, older ones bytes."""
+    """Newer versions of the package take addresses, older ones bytes."""
     kept = []
     tensors = {}
     for name, dtype, shape, data in [*examples(), *others]:
@@ -195,7 +194,7 @@ def write_theirs(safetensors, path, settings, others=()):
 
 
 def read_their_index(safetensors, library, folder):
-    """A model in two files and an index, as others write them; and ours, read by the package alone."""
+    """A model in two files and an index, as other programs write them; and the library's, read by the package alone."""
     files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     for number, file in enumerate(files):
         write_theirs(safetensors, os.path.join(folder, file), {"format": "pt", "file": str(number)})
@@ -229,7 +228,7 @@ def read_our_index(safetensors, library, folder):
 
 
 def find_safetensors():
-    """The package, in the virtual environment if need be; None where there is none."""
+    """The package, from the virtual environment if needed; None if missing."""
     if importlib.util.find_spec("safetensors") is None:
         python = VENV / "bin" / "python"
         if pathlib.Path(sys.prefix) != VENV and python.exists():
@@ -256,7 +255,8 @@ def main():
         check_checksums(ours)
         write_theirs(safetensors, theirs, SETTINGS)
         read_ours(library, theirs, SETTINGS, complete=0)
-        # Our file through their hands, settings and all: as it was, with a tensor more, and with a setting changed.
+        # A file of the library rewritten by the package with all settings: unchanged, with an additional tensor, and
+        # with a changed setting.
         write_theirs(safetensors, theirs, settings_of(ours))
         read_ours(library, theirs, SETTINGS, complete=1)
         write_theirs(safetensors, theirs, settings_of(ours), [("another", "F32", (2,), bytes(8))])

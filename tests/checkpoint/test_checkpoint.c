@@ -1,5 +1,5 @@
-/* Checkpoints that go well: what was saved comes back, bit by bit, from every layout into every other, by copy and by
- * view; and what the file looks like in between. */
+/* Successful checkpoints: bitwise round trips from every layout into every other, by copy and by view; and the file's
+ * contents. */
 #include <unistd.h>
 
 #include "support/files.h"
@@ -21,7 +21,7 @@ static tch_checkpoint *through_file(tch_context *context, const char *name, cons
     return test_checkpoint_open(path);
 }
 
-/* Whole numbers that every type holds, and not -1, which is poison. */
+/* Integers that every type represents, but not -1, which is poison. */
 static void fill(test_tensor *t, uint64_t stream)
 {
     test_random random = test_random_stream(stream);
@@ -40,7 +40,7 @@ static void check_equal(const test_tensor *got, const test_tensor *expected)
     CHECK(memcmp(a, b, (size_t)got->count * sizeof *a) == 0, "the elements differ");
 }
 
-/* The view, copied to the device and to a layout of its own, is the tensor again. */
+/* The view, copied to the device in another layout, equals the tensor. */
 static void check_view(tch_context *context, const tch_checkpoint *checkpoint, const test_tensor *expected)
 {
     tch_tensor view;
@@ -119,7 +119,7 @@ TEST(channels_last)
     tch_tensor_destroy(image);
 }
 
-/* Larger than the buffer: in rows, in chunks of a row, and where the first dimension is 1. */
+/* Larger than the buffer: by rows, by parts of a row, and with a first dimension of 1. */
 TEST(large_tensors_go_in_chunks)
 {
     round_trip(*state, TCH_FLOAT64, 2, (const int64_t[]){1500, 1501}, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS);
@@ -127,7 +127,7 @@ TEST(large_tensors_go_in_chunks)
     round_trip(*state, TCH_INT64, 4, (const int64_t[]){1, 1, 1100001, 2}, LAYOUT_CONTIGUOUS, LAYOUT_STEPPED);
 }
 
-/* Memory of the host is read and written as it is, whatever the context and without one. */
+/* Host memory is read and written directly, in any context and without one. */
 TEST(host_tensors_need_no_context)
 {
     tch_context *contexts[] = {NULL, *state};
@@ -205,7 +205,7 @@ static const char *const odd_names[] = {
     "quote \" backslash \\ slash /",
     "tab\tnewline\nbell\a",
     "\x7f",
-    "gr\303\266\303\237e", /* octal ends after three digits, where \x would go on and take the e */
+    "gr\303\266\303\237e", /* octal ends after three digits, while \x would include the e */
     "\xe9\x87\x8d\xe3\x81\xbf",
     "\xf0\x9f\x94\xa5",
     "{\"dtype\":",
@@ -250,7 +250,7 @@ TEST(any_name_and_any_text)
     tch_checkpoint_writer_destroy(writer);
 }
 
-/* Of every type by turns: the file must order them so that each is aligned. */
+/* Alternating types: the file must order tensors so that each is aligned. */
 TEST(a_thousand_tensors)
 {
     enum { COUNT = 1000 };
@@ -351,7 +351,7 @@ TEST(saving_again)
     tch_checkpoint_writer_destroy(writer);
 }
 
-/* The bytes themselves, so that a change of the format is seen. The header's checksum depends on the version: see
+/* The exact bytes, to detect changes of the format. The header's checksum depends on the version: see
  * test_checkpoint_checksums.c. */
 TEST(the_file_is_as_documented)
 {

@@ -1,6 +1,5 @@
-/* Checksums: that the sum is CRC-32C, by every way it is computed; that no bit of a file can change unseen; and what
- * becomes of files whose checksums are missing, wrong, or kept by a program that changed the rest. The reference is the
- * definition: one bit after the other. */
+/* Checksums: every implementation computes CRC-32C; every changed bit of a file is detected; and files whose checksums
+ * are missing, wrong, or copied by a program that changed the rest. The reference is the definition, bit by bit. */
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -38,7 +37,7 @@ static int sums(sum_function list[3])
     return count;
 }
 
-/* The check value of the catalogs, and the examples of RFC 3720, B.4. */
+/* The catalogs' check value, and the examples of RFC 3720, B.4. */
 TEST(known_sums)
 {
     unsigned char bytes[4][32] = {{0}};
@@ -59,7 +58,7 @@ TEST(known_sums)
     }
 }
 
-/* Of every length around those where the ways change, beginning anywhere, in one chunk and in two. */
+/* Lengths around those where the algorithm changes, at any address, in one part and in two. */
 TEST(sums_are_the_reference)
 {
     enum { MOST = 110000, ROUNDS = 400 };
@@ -87,7 +86,7 @@ TEST(sums_are_the_reference)
 
 /* --- one bit ----------------------------------------------------------------------------------------------------- */
 
-/* A small file of everything: types, ranks, an empty tensor, settings of each kind, a name that is escaped. */
+/* A small file with everything: types, ranks, an empty tensor, settings of each kind, an escaped name. */
 static const struct {
     const char *name;
     tch_dtype dtype;
@@ -99,7 +98,7 @@ static const struct {
     {"nothing", {TCH_INT, 32, 1}, 1, {0}},
 };
 
-/* What comes out of a file: the bytes of all tensors, each as 64 of them, and the settings. */
+/* The contents of a file: the bytes of all tensors, 64 of each, and the settings. */
 typedef struct content {
     char bytes[TEST_COUNT(tensors)][64];
     double number;
@@ -129,7 +128,7 @@ static content random_content(uint64_t stream)
     return c;
 }
 
-/* A file, or where the path is that of an index one beside it. */
+/* A file, or an index with a file. */
 static void write_content(content *c, const char *path, int32_t checksums)
 {
     tch_checkpoint_writer *writer = test_checkpoint_writer();
@@ -146,7 +145,7 @@ static void write_content(content *c, const char *path, int32_t checksums)
     tch_checkpoint_writer_destroy(writer);
 }
 
-/* From a view, as a copy, or by way of a layout that needs a buffer. */
+/* By view, by copy, or into a layout that needs a buffer. */
 enum { BY_VIEW, BY_COPY, BY_COLUMNS, WAYS };
 
 static tch_status take_tensor(const tch_checkpoint *checkpoint, int way, content *c, size_t i)
@@ -173,7 +172,7 @@ static tch_status take_tensor(const tch_checkpoint *checkpoint, int way, content
     return same ? TCH_OK : TCH_ERR_SHAPE;
 }
 
-/* Everything in the file, by one way; false when anything is refused. */
+/* Reads everything in the file in one mode; false on any error. */
 static bool take(const char *path, int way, content *c)
 {
     tch_checkpoint *checkpoint = NULL;
@@ -192,8 +191,7 @@ static bool take(const char *path, int way, content *c)
     return taken;
 }
 
-/* How many of all bits of a file can be turned so that what comes out of `path`, which is it or its index, is something
- * else. */
+/* The number of single-bit changes of a file that change what `path`, the file or its index, returns. */
 static int silent_changes(const content *expected, const char *path, const char *name, int *refused)
 {
     int64_t bytes;
@@ -216,7 +214,7 @@ static int silent_changes(const content *expected, const char *path, const char 
     return silent;
 }
 
-/* The one file that an index names. */
+/* The only file in an index. */
 static const char *file_of_index(const char *path)
 {
     int64_t bytes;
@@ -226,7 +224,7 @@ static const char *file_of_index(const char *path)
     return test_path(strtok((char *)name, "\""));
 }
 
-/* Without checksums the same search finds what it is looking for. */
+/* Without checksums the same search finds undetected changes. */
 TEST(no_bit_changes_unseen)
 {
     content c = random_content(10);
@@ -255,7 +253,7 @@ static void check_differs(tch_status status, const char *path, const char *name)
           "said %s", tch_last_error());
 }
 
-/* Larger than what is summed at once, and changed near its end: each way says which tensor of which file. */
+/* Larger than what is summed at once, and changed near its end: every mode names the tensor and the file. */
 TEST(the_tensor_is_named)
 {
     enum { SIZE = 100003 };
@@ -320,9 +318,9 @@ TEST(files_say_whether_they_have_them)
     CHECK(tch_checkpoint_has_checksums(NULL) == 0, "nothing has checksums");
 }
 
-/* --- files of other programs ------------------------------------------------------------------------------------- */
+/* --- other programs' files --------------------------------------------------------------------------------------- */
 
-/* Two tensors over the bytes 0 to 7 and 8 to 19, written by hand with their checksums by the rule of the manual. */
+/* Two tensors over the bytes 0 to 7 and 8 to 19, hand-written with checksums by the manual's rule. */
 #define A "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
 #define B "\"b\":{\"dtype\":\"F32\",\"shape\":[3,1],\"data_offsets\":[8,20]}"
 #define C "\"c\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[20,24]}"
@@ -353,7 +351,7 @@ static by_hand sums_by_hand(void)
 
 static const char *made_path;
 
-/* Opens a file with this header over so many bytes. */
+/* Opens a file with this header over `bytes` data bytes. */
 static tch_status open_made(int64_t data_bytes, tch_checkpoint **checkpoint, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static tch_status open_made(int64_t data_bytes, tch_checkpoint **checkpoint, const char *format, ...)
@@ -370,7 +368,7 @@ static tch_status open_made(int64_t data_bytes, tch_checkpoint **checkpoint, con
     return tch_checkpoint_open(made_path, checkpoint);
 }
 
-/* The checkpoint is given by its address: arguments are evaluated in any order, and another one opens it. */
+/* By address, since arguments are evaluated in any order, and another one opens the checkpoint. */
 static void check_good(tch_status status, tch_checkpoint **opened, int32_t complete)
 {
     tch_checkpoint *checkpoint = *opened;
@@ -389,7 +387,7 @@ static void check_bad(tch_status status, tch_checkpoint *const *checkpoint, cons
           "said \"%s\", expected \"%s\"", tch_last_error(), message);
 }
 
-/* What another writer may do: order, spelling, tensors of its own. */
+/* Allowed for other writers: order, spelling, additional tensors. */
 TEST(what_others_may_change)
 {
     tch_checkpoint *c = NULL;
@@ -446,7 +444,7 @@ TEST(what_others_may_not_change)
               "the checksum of the header is \"1234567G\"");
 }
 
-/* Offsets that were exchanged between tensors of equal shape: the header cannot show it, the bytes do. */
+/* Offsets exchanged between tensors of equal shape: only the tensors' checksums detect it. */
 TEST(exchanged_places_are_seen)
 {
     float values[2][2] = {{1, 2}, {3, 4}};

@@ -1,5 +1,5 @@
-/* Checkpoints when something is wrong: arguments, memory, the disk, the path. Whatever it is, the file that was there
- * before is still there, no temporary file stays, and the writer can save when the fault is gone. */
+/* Checkpoint errors: arguments, memory, disk, path. In every case the old file survives, no temporary file remains, and
+ * the writer can save once the fault is gone. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <grp.h>
@@ -34,7 +34,7 @@ static void check_nothing_left(void)
     CHECK(test_leftover_count() == 0, "a temporary file is left");
 }
 
-/* A few tensors, one of them not contiguous so that a buffer is taken, and settings. */
+/* A few tensors, one non-contiguous so that a buffer is allocated, and settings. */
 static float values[600];
 static int64_t shape[] = {30, 20};
 static int64_t strides[] = {1, 30};
@@ -76,7 +76,7 @@ static tch_status load(const char *path, const char *mark)
     return status;
 }
 
-/* A call on a path that holds the mark "old" unless the call succeeds. */
+/* A call on a path that contains "old" unless the call succeeds. */
 typedef struct file_call {
     tch_status (*call)(const char *path, const char *mark);
     const char *path, *mark;
@@ -113,7 +113,7 @@ TEST(no_memory)
     fail_each_allocation(save, path, "new");
 }
 
-/* More names than the first table and list hold: growing fails too. */
+/* More names than the initial table and list hold: growing fails too. */
 static tch_status save_many(const char *path, const char *mark)
 {
     tch_checkpoint_writer *writer = NULL;
@@ -139,7 +139,7 @@ TEST(no_memory_to_grow)
     fail_each_allocation(load, path, "old");
 }
 
-/* A tensor refused for want of memory can be added later, and was not half there. */
+/* A tensor that failed for lack of memory can be added later, and was not added partially. */
 TEST(a_writer_survives_want_of_memory)
 {
     tch_checkpoint *checkpoint = NULL;
@@ -162,7 +162,7 @@ TEST(a_writer_survives_want_of_memory)
     check_nothing_left();
 }
 
-/* The disk is full after every number of bytes in turn; the limit on the size of files stands for it. */
+/* A full disk after every number of bytes, simulated by a file size limit. */
 TEST(a_full_disk)
 {
     struct rlimit limit;
@@ -222,7 +222,7 @@ TEST(paths_that_cannot_be_written)
     CHECK_OK(load(test_path("file"), "old"));
 }
 
-/* In a process of its own, since root may do everything and must become somebody else first. */
+/* In a child process, since root must drop its privileges first. */
 TEST(a_folder_without_permission)
 {
     const char *path = test_path("guarded");
@@ -242,7 +242,7 @@ TEST(a_folder_without_permission)
     check_nothing_left();
 }
 
-/* Each call that may fail on the way fails once: an error leaves the old file or, once it has its name, the new one. */
+/* Each system call fails once: an error leaves the old file or, after the rename, the new one. */
 TEST(every_call_fails_once)
 {
     const char *path = test_path("calls");
@@ -263,7 +263,7 @@ TEST(every_call_fails_once)
     CHECK(errors >= 5, "%d calls failed: not two writes, two of fsync and a rename", errors);
 }
 
-/* Only what has the name of a leftover, is a file of ours, is old and not locked is removed. */
+/* Only files with a leftover's name and the library's format that are old and unlocked are removed. */
 TEST(leftovers_are_told_from_other_files)
 {
     static const char *const kept[] = {".torchium-0123456789abcde.part", ".torchium-0123456789abcdeg.part",
@@ -322,8 +322,7 @@ static int mode_of(const char *path)
     return status.st_mode & 0777;
 }
 
-/* Whoever could open the temporary file for a moment would read all of it later: it never has more permissions than the
- * file it becomes. */
+/* The temporary file never has more permissions than the final one: whoever opened it would read all later data. */
 TEST(nobody_sees_a_file_before_it_is_whole)
 {
     static const mode_t modes[] = {0600, 0400, 0640, 0644, 0666};
@@ -345,7 +344,7 @@ TEST(nobody_sees_a_file_before_it_is_whole)
     check_nothing_left();
 }
 
-/* As NOBODY, in no group but its own. */
+/* As NOBODY, without supplementary groups. */
 static bool save_as_nobody(const char *path)
 {
     pid_t child = fork();
@@ -358,7 +357,7 @@ static bool save_as_nobody(const char *path)
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/* Permissions of a group are not handed to another one. Only root can try it. */
+/* Group permissions are not passed to another group. Only root can test it. */
 TEST(groups_are_kept_or_closed)
 {
     enum { GROUP = 54321 };
@@ -423,7 +422,7 @@ TEST(bad_arguments_of_writers)
     check_nothing_left();
 }
 
-/* Expanded tensors can describe more bytes than files have. */
+/* Expanded tensors can describe more bytes than files can have. */
 TEST(too_many_bytes)
 {
     int64_t size = (int64_t)1 << 60;

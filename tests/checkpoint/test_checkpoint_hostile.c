@@ -1,5 +1,4 @@
-/* Files that nobody should believe: each is refused, with a message that says why, and nothing is leaked. And files
- * that are unusual and right, by the rules of the format: they open. */
+/* Malicious files: each is rejected with the reason, without leaks. And unusual but valid files, which open. */
 #include <unistd.h>
 
 #include "support/files.h"
@@ -12,7 +11,7 @@
 typedef struct bad_file {
     const char *header;
     int64_t data_bytes;
-    const char *message; /* part of what is said */
+    const char *message; /* part of the message */
 } bad_file;
 
 static const bad_file bad_files[] = {
@@ -180,7 +179,7 @@ TEST(bad_lengths_are_refused)
     check_refused(path, "more than the 100000000 allowed");
 }
 
-/* Every file that is too short by some bytes, down to none. */
+/* Every truncation of a file, down to nothing. */
 TEST(cut_files_are_refused)
 {
     int64_t bytes;
@@ -205,7 +204,7 @@ TEST(what_is_no_file_is_refused)
     check_refused("", "No such file");
 }
 
-/* Control characters of a hostile name would be obeyed by a terminal. */
+/* A terminal would interpret control characters of a malicious name. */
 TEST(messages_are_harmless)
 {
     const char *path = test_path("harmless");
@@ -249,7 +248,7 @@ static void check_described(const tch_checkpoint *checkpoint, const char *name, 
     assert_int_equal(info.bytes, bytes);
 }
 
-/* The length is such that the last tensor is not aligned. */
+/* The length misaligns the last tensor. */
 static const char foreign[] = "{\"u\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
                               "\"q\":{\"dtype\":\"F8_E4M3\",\"shape\":[2],\"data_offsets\":[3,5]},"
                               "\"h\":{\"dtype\":\"F4\",\"shape\":[2,1],\"data_offsets\":[5,6]},"
@@ -258,7 +257,7 @@ static const char foreign[] = "{\"u\":{\"dtype\":\"U8\",\"shape\":[3],\"data_off
                               "\"o\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[18,22]}} ";
 _Static_assert((8 + sizeof foreign - 1 + 18) % 4 != 0, "the last tensor is aligned");
 
-/* Types and ranks without tensors of ours are described and not read. */
+/* Unsupported types and ranks are described but not read. */
 TEST(foreign_tensors_are_listed)
 {
     tch_tensor t = {0};
@@ -286,7 +285,7 @@ TEST(foreign_tensors_are_listed)
     tch_checkpoint_close(checkpoint);
 }
 
-/* A file that becomes shorter while it is open: reading fails, and does not end the process. */
+/* A file truncated while open: reading fails without crashing the process. */
 TEST(cutting_an_open_file)
 {
     float values[2] = {0};

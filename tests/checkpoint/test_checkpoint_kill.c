@@ -1,7 +1,7 @@
-/* A process that saves without pause is killed at a random moment, many times. Afterwards the path always holds one
- * whole version, at least as new as the last one whose save had returned, and temporary files that the killed left
- * behind go with the next save, once they are old. The same for an index and its files, which are whole as soon as they
- * have their names. TORCHIUM_TEST_KILLS asks for another number of kills. And two processes that want the same file. */
+/* A process that saves continuously is killed at random times. Afterwards the path holds one complete version, at least
+ * as new as the last one whose save had returned, and later saves remove old temporary files. The same for an index and
+ * its files, which are complete once they have their names. TORCHIUM_TEST_KILLS sets the number of kills. And two
+ * processes that save to the same path. */
 #include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -13,7 +13,7 @@
 #include "support/testing.h"
 
 #define KILLS 100        /* and half as many with an index */
-#define SAVES_PER_LIFE 4 /* at most, by the time the first one took */
+#define SAVES_PER_LIFE 4 /* at most, extrapolated from the first one */
 #define TENSORS 4
 #define SIZE 60000
 
@@ -61,7 +61,7 @@ static tch_checkpoint_writer *new_writer(void)
     return writer;
 }
 
-/* The child: saves version after version, and tells each that is done through the pipe. */
+/* The child: saves version after version, and reports each through the pipe. */
 static _Noreturn void save_until_killed(saver save, tch_checkpoint_writer *writer, const char *path, int64_t version,
                                         int pipe_end)
 {
@@ -73,7 +73,7 @@ static _Noreturn void save_until_killed(saver save, tch_checkpoint_writer *write
     }
 }
 
-/* The version in the file; fails the test unless all of it is of one. */
+/* The version in the file; fails the test unless all of it is consistent. */
 static int64_t version_of(const char *path)
 {
     int64_t version = -1;
@@ -99,7 +99,7 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Starts a child, lets it live for `life` seconds, kills it, and returns the last version it said was done. */
+/* Kills a child after `life` seconds, and returns the last version it reported. */
 static int64_t one_life(saver save, tch_checkpoint_writer *writer, const char *path, int64_t version, double life)
 {
     int ends[2];
@@ -125,7 +125,7 @@ static int64_t one_life(saver save, tch_checkpoint_writer *writer, const char *p
     return done;
 }
 
-/* Visits the files whose names begin so, and returns how many there are. */
+/* Visits the files with this prefix, and returns their number. */
 static int visit_files(const char *start, void (*visit)(const char *path))
 {
     int count = 0;
@@ -217,8 +217,8 @@ static void leave(const char *path)
 {
 }
 
-/* Whoever reads meanwhile always finds a whole version of one or the other, and in the end it is one's last, without
- * files of others beside it. */
+/* Concurrent readers always find a complete version of one writer, and at the end the last one of either, without other
+ * files. */
 static void check_two_writers(saver save, const char *name, int files)
 {
     const char *path = test_path(name);
@@ -252,7 +252,7 @@ TEST(two_writers)
 
 TEST(two_writers_of_an_index)
 {
-    check_two_writers(save_with_index, "twofold.safetensors.index.json", 3); /* with the file of the test before */
+    check_two_writers(save_with_index, "twofold.safetensors.index.json", 3); /* with the previous test's file */
 }
 
 TEST_MAIN(test_folder_make, test_folder_remove)

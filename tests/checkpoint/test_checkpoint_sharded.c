@@ -1,6 +1,5 @@
-/* Checkpoints that ranks save together: whatever was saved in rectangles is read in any others, bit for bit; an index
- * that lies is refused; and a save that fails on one rank fails on all, with the old checkpoint whole. Ranks are
- * threads. */
+/* Checkpoints saved by several ranks: what was saved in rectangles is read in any others, bitwise; a false index is
+ * rejected; and a save that fails on one rank fails on all and leaves the old checkpoint intact. Ranks are threads. */
 #include <dirent.h>
 #include <glob.h>
 #include <sys/resource.h>
@@ -20,11 +19,11 @@
 
 enum { ELEMENTS = 12 * 10 * 6 };
 
-/* The same elements, with dimensions apart and merged. */
+/* The same elements, with separate and with merged dimensions. */
 static int64_t wholes[][3] = {{12, 10, 6}, {12, 60, 1}, {120, 6, 1}, {720, 1, 1}};
 static const int32_t dimensions[] = {3, 2, 2, 1};
 
-/* Which cuts each dimension of a whole has, one rectangle for every combination. */
+/* Cuts of each dimension; rectangles are all combinations. */
 typedef struct cutting {
     int32_t whole;
     int64_t cuts[3];
@@ -35,7 +34,7 @@ static const cutting cuttings[] = {
     {1, {5, 7, 1}}, {2, {1, 5, 1}}, {2, {7, 1, 1}}, {3, {1, 1, 1}}, {3, {9, 1, 1}},
 };
 
-/* Rectangle `number` of a cutting; false past the last one. */
+/* Rectangle `number` of a partition; false past the last one. */
 static bool rectangle(const cutting *c, int64_t number, int64_t *start, int64_t *size)
 {
     for (int32_t k = dimensions[c->whole] - 1; k >= 0; k--) {
@@ -49,7 +48,7 @@ static bool rectangle(const cutting *c, int64_t number, int64_t *start, int64_t 
     return number == 0;
 }
 
-/* The elements of a rectangle, each its number in the whole. */
+/* The elements of a rectangle, each with its index in the tensor as value. */
 static int64_t fill(int32_t whole, const int64_t *start, const int64_t *size, double *values)
 {
     int64_t count = 1;
@@ -140,7 +139,7 @@ static void open_group(trial *t, int32_t ranks)
     pretend_open(&t->group, ranks);
     for (int32_t r = 0; r < ranks; r++) {
         CHECK_OK(tch_context_create("cpu", &t->contexts[r]));
-        (void)pretend_comm(&t->group, r); /* before an allocation fails on purpose */
+        (void)pretend_comm(&t->group, r); /* before an injected failure */
     }
 }
 
@@ -152,7 +151,7 @@ static void close_group(trial *t)
     pretend_close(&t->group);
 }
 
-/* With a failure for rank `bad` at its collective `call`, where that is not 0. */
+/* Rank `bad` fails at its collective `call`, unless that is 0. */
 static void run_ranks(trial *t, int32_t ranks, int32_t bad, int64_t call)
 {
     open_group(t, ranks);
@@ -171,7 +170,7 @@ static void save_well(const cutting *saved, int32_t ranks, const char *path, con
     }
 }
 
-/* All elements, by all rectangles of a cutting; into memory with gaps where `strided`. */
+/* Reads all elements, by all rectangles of a partition, `strided` into non-contiguous memory. */
 static void check_elements(const tch_checkpoint *c, const cutting *read, bool strided)
 {
     double *got = test_alloc(2 * ELEMENTS * sizeof(double));
@@ -211,7 +210,7 @@ TEST_IN_FOLDER(every_cutting_from_every_other)
             test_case("saved by cutting %d, read by %d", (int)a, (int)b);
             int32_t saved = cuttings[a].whole;
             int32_t read = cuttings[b].whole;
-            if (saved != 0 && read != 0 && saved + read == 3) { /* neither merges dimensions of the other */
+            if (saved != 0 && read != 0 && saved + read == 3) { /* neither merges the other's dimensions */
                 double value;
                 int64_t one[2] = {1, 1};
                 static const int64_t start[2];
@@ -226,7 +225,7 @@ TEST_IN_FOLDER(every_cutting_from_every_other)
     }
 }
 
-/* A plain file with the tensor whole, as one process saves it. */
+/* A plain file with the unsharded tensor, as one process saves it. */
 TEST_IN_FOLDER(whole_from_one_file)
 {
     double values[ELEMENTS];
@@ -243,7 +242,7 @@ TEST_IN_FOLDER(whole_from_one_file)
     tch_checkpoint_close(c);
 }
 
-/* What ranks add beside shards: tensors and settings of each, and what all have is the first one's. */
+/* Unsharded tensors and settings: those of each rank, and those common to all, which the first rank saves. */
 TEST_IN_FOLDER(what_each_rank_has)
 {
     const char *path = test_path(INDEX);
@@ -270,7 +269,7 @@ TEST_IN_FOLDER(what_each_rank_has)
     tch_checkpoint_close(c);
 }
 
-/* --- files of one save and another ------------------------------------------------------------------------------- */
+/* --- files of different saves ------------------------------------------------------------------------------------ */
 
 static int count_files(const char *ending)
 {
@@ -296,7 +295,7 @@ TEST_IN_FOLDER(earlier_files_go)
     for (size_t i = 0; i < TEST_COUNT(others); i++) {
         test_file_write(test_path(others[i]), "x", 1);
     }
-    test_file_write(path, theirs, sizeof theirs - 1); /* names what no save has written */
+    test_file_write(path, theirs, sizeof theirs - 1); /* a name that no save uses */
     save_well(&cuttings[1], 4, path, "first");
     CHECK(count_files("-of-00004.safetensors") == 4, "there are other files than four");
     save_well(&cuttings[1], 2, path, "second");
@@ -317,7 +316,7 @@ static void check_mark(const char *path, const char *mark)
 
 enum { GROUP = 54321 };
 
-/* How many files are for their owner alone, and of this group where root may choose one. */
+/* The number of files readable by the owner only, and of this group if root can choose one. */
 static int count_private(bool make_so)
 {
     glob_t files = {0};
@@ -335,8 +334,8 @@ static int count_private(bool make_so)
     return count;
 }
 
-/* Two indexes whose files begin with the same word; and files that only their owner may read stay so, for any number of
- * ranks, whatever the umask is. */
+/* Two indexes with a common file prefix; and files readable by their owner only stay so, for any number of ranks and
+ * any umask. */
 TEST_IN_FOLDER(beside_another_index)
 {
     const char *path = test_path(INDEX);
@@ -359,7 +358,7 @@ static char between_path[TEST_PATH_SIZE];
 static const char *between_name;
 static bool between_done;
 
-/* A whole save by another process before this file gets its name. */
+/* Another process saves before this file is renamed. */
 static void save_between(const char *name)
 {
     size_t length = strlen(name);
@@ -371,8 +370,8 @@ static void save_between(const char *name)
     }
 }
 
-/* Before the first file has its name, and before the index has: while this process has the lock. Then the other goes on
- * without, and no file that the index names is lost. */
+/* Before the first file is renamed, and before the index is, while this process has the lock. The other process
+ * proceeds without the lock, and no file in the index is lost. */
 TEST_IN_FOLDER(another_save_in_between)
 {
     static const char *const names[] = {".safetensors", ".index.json"};
@@ -391,7 +390,7 @@ TEST_IN_FOLDER(another_save_in_between)
     }
 }
 
-/* A file system whose locks are local to each machine: the files that ranks are writing look free to the others. */
+/* A file system with per-machine locks: files being written by ranks appear unlocked to the others. */
 TEST_IN_FOLDER(local_locks)
 {
     test_local_locks = true;
@@ -402,8 +401,8 @@ TEST_IN_FOLDER(local_locks)
     test_local_locks = false;
 }
 
-/* Each call that may fail on the way fails once, on one rank or the other: all get an error, and the old checkpoint is
- * there; or the new one, where it has its name and its folder could not be written to the disk. */
+/* Each system call fails once, on either rank: all get an error and the old checkpoint remains; or the new one, if it
+ * was renamed and its folder could not be synced. */
 TEST_IN_FOLDER(every_call_fails_once)
 {
     const char *path = test_path(INDEX);
@@ -432,10 +431,10 @@ TEST_IN_FOLDER(every_call_fails_once)
     }
 }
 
-/* --- ranks that fail --------------------------------------------------------------------------------------------- */
+/* --- failing ranks ----------------------------------------------------------------------------------------------- */
 
-/* A rank that cannot write, into no folder or over a folder, or whose call is wrong: all fail, its own error is its
- * own, nobody waits, and nothing is left. */
+/* A rank that cannot write, into a missing folder or over a folder, or has invalid arguments: all fail, it gets its own
+ * error, no rank hangs, and no file remains. */
 TEST_IN_FOLDER(one_rank_cannot_save)
 {
     static const char no_folder[] = "its folder cannot be opened";
@@ -470,8 +469,8 @@ TEST_IN_FOLDER(one_rank_cannot_save)
     }
 }
 
-/* A rank dies at each of the four meetings: the others get an error. What is there is old or new, and whole, without
- * files of the other. */
+/* A rank dies at each of the four barriers: the others get an error. The checkpoint is old or new, and complete,
+ * without other files. */
 TEST_IN_FOLDER(rank_that_dies)
 {
     const char *path = test_path(INDEX);
@@ -493,7 +492,7 @@ TEST_IN_FOLDER(rank_that_dies)
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-/* On one rank or the other: both get an error, the old checkpoint is there, and nothing is left beside it. */
+/* On either rank: both get an error, the old checkpoint remains, and no other file. */
 static tch_status save_on_both(void *user)
 {
     trial *t = user;
@@ -540,9 +539,9 @@ TEST_IN_FOLDER(no_memory_to_read)
     test_fail_each_allocation("read", read_with_less_memory, NULL, (void *)path);
 }
 
-/* --- indexes that nobody should believe -------------------------------------------------------------------------- */
+/* --- malicious indexes ------------------------------------------------------------------------------------------- */
 
-/* A file of an index that ends early, by a byte or within its header. */
+/* A file of an index is truncated, by a byte or within its header. */
 TEST_IN_FOLDER(a_cut_file_is_refused)
 {
     const char *path = test_path(INDEX);
@@ -561,7 +560,7 @@ TEST_IN_FOLDER(a_cut_file_is_refused)
     }
 }
 
-/* With a message where it is refused; the last ones are as other programs write them, with metadata of any kind. */
+/* With a message if it is rejected; the last ones are as other programs write them, with any metadata. */
 TEST_IN_FOLDER(good_and_bad_indexes)
 {
     static const struct {
@@ -609,7 +608,7 @@ TEST_IN_FOLDER(good_and_bad_indexes)
     }
 }
 
-/* Rows [from, to) of a whole of four elements, each its number. */
+/* Rows [from, to) of a tensor of four elements, each with its index as value. */
 static void add_rows(tch_checkpoint_writer *writer, double *values, int64_t from, int64_t to)
 {
     static const int64_t whole[] = {4};
@@ -618,8 +617,8 @@ static void add_rows(tch_checkpoint_writer *writer, double *values, int64_t from
     CHECK_OK(tch_checkpoint_writer_add_shard(writer, "w", &view, whole, &from));
 }
 
-/* As many elements as the whole has, and yet a gap: refused, when read and when saved. Where it is read, the result
- * does not depend on what memory held. */
+/* The tensor's number of elements, but with a gap: rejected on load and on save. On load the result does not depend on
+ * uninitialized memory. */
 TEST_IN_FOLDER(overlapping_shards)
 {
     static const struct {
@@ -663,7 +662,7 @@ TEST_IN_FOLDER(overlapping_shards)
     }
 }
 
-/* Sizes whose product is above 2^63, but for a 0 behind them: a tensor without elements, as any other. */
+/* Sizes whose product exceeds 2^63 before a 0: an empty tensor like any other. */
 TEST_IN_FOLDER(sizes_that_overflow)
 {
     int64_t large[] = {(int64_t)1 << 62, 3, 0};
@@ -682,7 +681,7 @@ TEST_IN_FOLDER(sizes_that_overflow)
     tch_checkpoint_close(c);
 }
 
-/* The last of several shards is damaged: nothing of the others has been written. */
+/* The last of several shards is damaged: nothing was written from the others. */
 TEST_IN_FOLDER(damage_is_found_first)
 {
     double values[] = {0, 1, 2, 3};
@@ -708,7 +707,7 @@ TEST_IN_FOLDER(damage_is_found_first)
     }
 }
 
-/* A thousand files and forty descriptors. Those that cannot be held open must still be the same when they are read. */
+/* A thousand files and forty descriptors. Reopened files must be unchanged. */
 TEST_IN_FOLDER(more_files_than_descriptors)
 {
     enum { FILES = 1000 };
@@ -747,7 +746,7 @@ TEST_IN_FOLDER(more_files_than_descriptors)
     tch_checkpoint_close(c);
 }
 
-/* Rectangles that are not all there, or are asked for as something else. */
+/* Missing rectangles, or requests for another type or shape. */
 TEST_IN_FOLDER(not_what_is_there)
 {
     double values[6] = {0};

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""The command `torchium` as a user meets it: python3 tests/cli/test_cli.py PATH-TO-TORCHIUM.
+"""Black-box test of the command `torchium`: python3 tests/cli/test_cli.py PATH-TO-TORCHIUM.
 
-Only the standard library is used. Every test runs the command and looks at its exit status, its output and its
-messages; nothing is known of what is inside. Work is done on the device TORCHIUM_TEST_DEVICE, or on the CPU if that is
-not set; where the device cannot be used, nothing is run.
+Only the standard library is used. Every test runs the command and checks its exit status, output and messages. The
+device is TORCHIUM_TEST_DEVICE, by default the CPU; if it is unusable, all tests are skipped.
 """
 
 import json
@@ -18,9 +17,9 @@ from pathlib import Path
 
 COMMAND = None
 DEVICE = os.environ.get("TORCHIUM_TEST_DEVICE", "cpu")
-SKIPPED = 77  # what ctest takes for "not run here"
+SKIPPED = 77  # ctest's status of a skipped test
 PLAIN = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
-# Under the address sanitizer, memory that cannot be had is to be refused as it is elsewhere.
+# Under AddressSanitizer, failed allocations must return NULL as elsewhere.
 PLAIN["ASAN_OPTIONS"] = PLAIN.get("ASAN_OPTIONS", "") + ":allocator_may_return_null=1"
 
 
@@ -44,7 +43,7 @@ def run_on_terminal(*arguments, env):
             raise AssertionError("no output for 300 s")
         try:
             chunk = os.read(ours, 65536)
-        except OSError:  # what Linux gives when the other side is closed
+        except OSError:  # Linux's error after the other end is closed
             break
         if not chunk:
             break
@@ -97,7 +96,7 @@ class Usage(unittest.TestCase):
             self.assert_usage(["bench", "--seconds", text], "--seconds must be a number")
 
     def test_a_number_too_large_is_told_what_is_allowed(self):
-        """What was written and both ends of the range: it is not enough to say that 99... is not at least 2."""
+        """The message has the value and both ends of the range, not only the violated one."""
         for option, least, most in (("--samples", 2, 10**7), ("--batch", 1, 10**7), ("--seed", 0, 9 * 10**18)):
             for text in ("99999999999999999999", "9223372036854775807", "-1", "-99999999999999999999"):
                 wanted = f"{option} must be an integer from {least} to {most}, not '{text}'"
@@ -134,7 +133,7 @@ class Usage(unittest.TestCase):
         self.assertIn("xxx...", messages)
 
     def test_closed_streams(self):
-        """A closed stdout is an output that cannot be written; no file may take its place."""
+        """A closed stdout is a write error; no file may take its descriptor."""
         for closed in ((1,), (0, 1), (0, 1, 2)):
             process = subprocess.Popen(
                 [COMMAND, "info"],
@@ -226,7 +225,7 @@ class Bench(unittest.TestCase):
         """
         for operation in operations.split():
             self.assertTrue(any(name.startswith(operation) for name in names), operation)
-        # A GPU gets the sizes that keep it busy as well; their names are known without one.
+        # A GPU also gets large sizes; their names are known without one.
         here = run("bench", "--list", "--device", "cpu")[1].split()
         there = run("bench", "--list", "--device", "cuda")[1].split()
         self.assertTrue(set(here) < set(there))

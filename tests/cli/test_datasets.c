@@ -1,5 +1,4 @@
-/* Data sets of the command: CSV files, right and wrong ones, random orders and splits, scaling, and the digits
- * that are drawn. Files are written into a separate folder. */
+/* The command's data sets: valid and invalid CSV files, random orders and splits, scaling, and generated digits. */
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -17,7 +16,7 @@ static int make_folder(void **state)
 
 static int remove_folder(void **state)
 {
-    return rmdir(folder); /* fails where a test left a file behind */
+    return rmdir(folder); /* fails if a test left a file there */
 }
 
 static const char *path_of(const char *name)
@@ -35,7 +34,7 @@ static void write_file(const char *name, const void *bytes, size_t size)
     CHECK(file != NULL && fwrite(bytes, 1, size, file) == size && fclose(file) == 0, "%s cannot be written", name);
 }
 
-/* The message is there, says `part`, and nothing is left to free. */
+/* The message is set and contains `part`, and nothing is leaked. */
 static void check_refused(bool good, const dataset *data, const dataset_error *error, const char *part)
 {
     CHECK(!good, "it was read, %lld rows", (long long)data->rows);
@@ -147,7 +146,7 @@ TEST(bad_csv_files_are_refused)
     unlink(path_of("bad.csv"));
 }
 
-/* Opening a pipe for reading waits for a writer: that must not happen. */
+/* Opening a pipe for reading blocks until there is a writer: that must not happen. */
 static void check_no_file(const char *path, const char *part)
 {
     dataset data;
@@ -176,13 +175,13 @@ TEST(what_is_no_text_file_is_refused)
     unlink(path_of("socket"));
 }
 
-/* Four million bytes of the least likely kind. Each is to be read in time that grows with its size alone, and in memory
- * that the file's size bounds: a time that grew with the square would not end before the test is stopped. */
+/* Worst-case files of four million bytes. Time must be linear in the size and memory bounded by it: quadratic time
+ * would exceed the test's timeout. */
 enum { HOSTILE = 4 << 20 };
 
 static const struct {
     const char *before, *repeated, *after;
-    const char *part; /* of the message; NULL where it is read */
+    const char *part; /* of the message; NULL if it is valid */
 } hostile_csv[] = {
     {"", ",", "", "the cell is empty"},
     {"", "1,", "1\n", NULL},
@@ -267,7 +266,7 @@ TEST(orders_are_permutations)
         CHECK(seen[first[i]]++ == 0, "%lld comes twice", (long long)first[i]);
         fixed += first[i] == i;
     }
-    CHECK(fixed < 10, "%d of %d stayed in place", fixed, N); /* one is expected */
+    CHECK(fixed < 10, "%d of %d stayed in place", fixed, N); /* expected: one */
     CHECK(memcmp(first, again, sizeof first) == 0, "the same seed gave another order");
     CHECK(memcmp(first, other, sizeof first) != 0, "another seed gave the same order");
     dataset_order(0, 1, first);

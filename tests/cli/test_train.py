@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""`torchium train` as a user meets it: python3 tests/cli/test_train.py PATH-TO-TORCHIUM.
+"""Black-box test of `torchium train`: python3 tests/cli/test_train.py PATH-TO-TORCHIUM.
 
-Only the standard library is used. Data sets are made here, from a seed; checkpoints are read by what the format says
-of itself, not by the library that wrote them. Work is done on the device TORCHIUM_TEST_DEVICE, or on the CPU if that is
-not set; where the device cannot be used, nothing is run.
+Only the standard library is used. Data sets are generated from a seed; checkpoints are parsed by their format, without
+the library. The device is TORCHIUM_TEST_DEVICE, by default the CPU; if it is unusable, all tests are skipped.
 """
 
 import itertools
@@ -53,14 +52,13 @@ def read_checkpoint(path):
 
 
 def checkpoint_of(header, content=b""):
-    """The bytes of a safetensors file."""
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + content
 
 
 def weights_of(path, method):
-    """All numbers of a method's network in a checkpoint."""
+    """All weights of a method's network in a checkpoint."""
     numbers = []
     for name, (_, _, content) in sorted(read_checkpoint(path)[1].items()):
         if name.startswith(f"{method}/network/"):
@@ -82,7 +80,7 @@ class Case(unittest.TestCase):
         return self.path(name)
 
     def train(self, *arguments, env=None):
-        """A run that must succeed, as the objects of its lines."""
+        """A successful run's lines, parsed as objects."""
         status, output, messages = run(*arguments, "--json", env=env)
         self.assertEqual((status, messages), (0, ""), arguments)
         return lines(output)
@@ -95,7 +93,7 @@ class Case(unittest.TestCase):
             self.assertIn(text, messages, arguments)
 
     def start(self, *arguments, preexec_fn=None):
-        """A run beside the test, unbuffered: communicate() would pass over what readline() has buffered."""
+        """A concurrent run, unbuffered: communicate() would skip what readline() has buffered."""
         command = [test_cli.COMMAND, "train", *SMALL, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
         process = subprocess.Popen(command, **pipes, env=PLAIN, preexec_fn=preexec_fn)
@@ -107,14 +105,14 @@ class Case(unittest.TestCase):
         return process.returncode, output.decode(), messages.decode()
 
     def stop(self, process, number):
-        for _ in range(4):  # it is under way
+        for _ in range(4):  # it has started
             process.stdout.readline()
         process.send_signal(number)
         return self.end(process)
 
 
 def blobs(rows, classes, columns, seed):
-    """Rows (features, label) around one center for each class."""
+    """Rows (features, label) around one center per class."""
     source = random.Random(seed)
     centers = [[source.gauss(0, 3) for _ in range(columns)] for _ in range(classes)]
     result = []
@@ -125,7 +123,7 @@ def blobs(rows, classes, columns, seed):
 
 
 def csv_of(rows, names=None):
-    """Lines of comma-separated values; with names of the classes, under a header."""
+    """Lines of comma-separated values, with the class names after a header."""
     text = "" if names is None else "a,b,c,d,kind\n"
     for features, label in rows:
         text += ",".join(f"{value:.6f}" for value in features) + f",{label if names is None else names[label]}\n"
@@ -265,7 +263,7 @@ class Autoencoder(Case):
         self.assertEqual(summary["parameters"], (4 * 2 + 2) + (2 * 4 + 4))
 
     def test_curvature_pays(self):
-        """Steps to the loss that AdamW ends with, at the default rates; docs/training.md has larger runs."""
+        """Steps to AdamW's final loss, at the default rates; docs/training.md has larger runs."""
         *_, summary = self.train("--task", "autoencode", "--samples", "2000", "--steps", "150", "--device", DEVICE,
                                  "--threads", "1", "--optimizer", "shampoo,kl_shampoo,soap,muon,adamw")  # fmt: skip
         for result in summary["runs"][:4]:
@@ -273,7 +271,7 @@ class Autoencoder(Case):
 
 
 class Curvature(Case):
-    """KFAC, the natural gradient, and what happens to single samples."""
+    """KFAC, the natural gradient, and per-sample gradients."""
 
     def test_kfac_needs_half_of_adamws_steps(self):
         kfac, adamw = self.train("--optimizer", "kfac,adamw", "--log-every", "10", "--device", DEVICE)[-1]["runs"]
@@ -311,7 +309,7 @@ class Curvature(Case):
             self.assertAlmostEqual(wide["train_loss"] / plain["train_loss"], 1.0, delta=1e-3, msg=method)
 
     def test_per_sample_clip_bounds_the_step(self):
-        """One row in fifty is a thousand times the others: without clipping it alone decides the step."""
+        """One row in fifty is a thousand times larger: without clipping it dominates the step."""
         rows = [
             ([value * (1000.0 if i % 50 == 7 else 1.0) for value in features], label)
             for i, (features, label) in enumerate(blobs(200, 3, 4, seed=5))
@@ -328,7 +326,7 @@ class Curvature(Case):
             return sum((b - a) ** 2 for a, b in pairs) ** 0.5
 
         self.assertGreater(change(), 10 * rate * bound)
-        # A mean of vectors no longer than the bound; the weights' own rounding comes on top.
+        # A mean of vectors of at most the bound's length; rounding of the weights comes on top.
         self.assertLessEqual(change("--per-sample-clip", str(bound)), rate * bound + 1e-5)
         self.assertGreater(change("--per-sample-clip", str(bound)), 0.0)
 
@@ -351,7 +349,7 @@ class Data(Case):
         self.assert_refused(1, ["--data", path, "--label", "color"], "color")
 
     def test_pipes_sockets_and_devices_are_refused(self):
-        """As checkpoints; test_datasets.c gives them as data."""
+        """As checkpoints; test_datasets.c reads them as data."""
         os.mkfifo(self.path("pipe"))
         listening = socket.socket(socket.AF_UNIX)
         self.addCleanup(listening.close)
@@ -371,7 +369,8 @@ class Data(Case):
         self.assertIn(b"not a regular file but a pipe", result.stderr)
 
     def test_memory_is_bounded_by_the_size_of_the_file(self):
-        """A line of four million cells, in a gigabyte or two: sixteen were asked for once, for rows that never came."""
+        """A line of four million cells, with one or two gigabytes of memory: a bug once allocated sixteen, for rows
+        that never came."""
         if "sanitizer" in json.loads(test_cli.run("info", "--json")[1])["compiler"]:
             self.skipTest("a sanitizer reserves more than that for itself")
         path = self.write("wide.csv", (1 << 22) * ",")
@@ -416,7 +415,7 @@ class Data(Case):
             self.assertNotIn("\x1b", messages)
 
     def test_a_checkpoint_opens_no_file(self):
-        """The data are named again, at any path; that of the checkpoint is not looked at."""
+        """The data path is given again and may differ; the checkpoint's is ignored."""
         rows = self.write("rows.csv", csv_of(blobs(40, 2, 4, seed=8), COLORS))
         path, moved = self.path("some"), self.path("moved")
         common = ["--label", "kind", "--steps", "4", "--optimizer", "sgd", "--device", DEVICE]
@@ -427,7 +426,7 @@ class Data(Case):
         self.assertEqual(again[-1]["runs"][0]["steps"], 4)
 
     def test_what_cannot_be_read_is_named(self):
-        """The rows of test_datasets.c have everything else that is wrong with a file."""
+        """test_datasets.c has the other invalid files."""
         self.assert_refused(1, ["--data", self.path("absent.csv")], "absent.csv")
         self.assert_refused(1, ["--data", self.write("one.csv", "a,k\n1,x\n2,x\n3,x\n")], "same label")
 
@@ -436,7 +435,7 @@ class Checkpoints(Case):
     ARGUMENTS = (*SMALL, "--optimizer", ALL, "--log-every", "7", "--schedule", "constant")
 
     def interesting(self, path):
-        """What two runs of the same plan share to the bit: everything but times, and checksums of them."""
+        """Results that are bitwise equal between runs of one plan: everything but times, and checksums of them."""
         settings, tensors = read_checkpoint(path)
         settings = {
             key: value
@@ -461,7 +460,7 @@ class Checkpoints(Case):
             if not name.endswith("/curve"):
                 self.assertEqual(tensors[name], wanted[name], name)
                 continue
-            # The shorter run also measured at its own end.
+            # The shorter run also evaluated at its own end.
             self.assertEqual([row for row in tensors[name] if row[0] != 11], wanted[name], name)
 
     def test_a_finished_training_changes_nothing(self):
@@ -530,13 +529,13 @@ class Checkpoints(Case):
 
 
 def limited(most):
-    """For a child: no file may grow beyond so many bytes, as on a disk that is full. More can be allowed later.
-    clang's OpenMP runtime needs 1024."""
+    """In a child: limits file sizes to this many bytes, as on a full disk; the limit can be raised later. clang's
+    OpenMP runtime needs 1024."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
 
 class Outputs(Case):
-    """Files that cannot be written, from the beginning or from some time on."""
+    """Files that cannot be written, from the beginning or later."""
 
     def test_paths_are_checked_before_anything_is_done(self):
         os.mkfifo(self.path("pipe"))
@@ -544,7 +543,7 @@ class Outputs(Case):
         os.mkdir(self.path("folder.svg"))
         os.symlink("/no/such/folder/x", self.path("astray.svg"))
         self.write("file", "")
-        # The data do not exist, so whoever looks at them first complains of them.
+        # The data do not exist, so reading them first would report that instead.
         for option, ending in (("--checkpoint", ""), ("--plot", ".svg")):
             for name, *wanted in (
                 ("/no/such/folder/x" + ending, "folder", "No such file"),
@@ -577,7 +576,7 @@ class Outputs(Case):
         self.assert_refused(1, ["--resume", path, "--plot", path], "--plot", "the file of --resume")
 
     def test_a_full_disk_does_not_end_the_training(self):
-        """Neither at a save on the way nor at the last one; the table is there, and the end says what is not."""
+        """Neither an intermediate save nor the last one; the table is printed, and the end reports what is missing."""
         path, plot = self.path("full"), self.path("full.svg")
         files = ["--checkpoint", path, "--checkpoint-every", "2", "--plot", plot]
         for json_lines in (False, True):
@@ -599,8 +598,8 @@ class Outputs(Case):
             self.assertEqual(os.listdir(self.folder.name), [])
 
     def test_a_disk_that_fills_up(self):
-        """The last checkpoint that could be saved stays, and the end says which it is; once a later save succeeds,
-        nothing is missing."""
+        """The last successful checkpoint remains, and the end names it; once a later save succeeds, nothing
+        is missing."""
         for cleared in (False, True):
             path = self.path(f"some{cleared}")
             files = ["--checkpoint", path, "--checkpoint-every", "3"]
@@ -648,7 +647,7 @@ class Stopping(Case):
         self.assertEqual(process.returncode, -signal.SIGINT)
 
     def test_what_is_ignored_stays_ignored(self):
-        """As nohup has it for SIGHUP, and a shell without job control for SIGINT in the background."""
+        """As nohup sets for SIGHUP, and a shell without job control for SIGINT in the background."""
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             arguments = ["--steps", "400", "--log-every", "5", "--json", "--optimizer", "sgd"]
             process = self.start(*arguments, preexec_fn=lambda number=number: signal.signal(number, signal.SIG_IGN))
@@ -658,7 +657,7 @@ class Stopping(Case):
             self.assertEqual((summary["interrupted"], summary["runs"][0]["steps"]), (False, 400))
 
     def test_the_way_to_go_on_can_be_typed(self):
-        """The command that is printed goes through a shell and comes back as the same path."""
+        """The printed command, run by a shell, has the same path."""
         for name in ("plain", "two words", "it's", "$HOME `x`;", "\x1b[31m\n", "\u202e"):
             path = self.path(name)
             data = self.write(name + ".csv", csv_of(blobs(40, 2, 3, seed=8)))

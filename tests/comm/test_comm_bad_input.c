@@ -1,4 +1,4 @@
-/* Groups that are made wrongly, and what a group says of itself. */
+/* Invalid groups, and queries of a group. */
 
 #include <torchium/comm.h>
 

@@ -1,9 +1,9 @@
-/* A group of one GPU over NCCL: an optimizer in it takes bit for bit the steps of one without, with timeout_s set and
- * without. One that has all it works on here meets nobody; parameters in two shards travel. Where NCCL is not installed
- * the test is skipped. More GPUs than one are not to be had where this runs; a second rank that never comes is.
+/* A group of one GPU over NCCL: an optimizer takes bitwise the same steps as without a group, with and without
+ * timeout_s. If it has all blocks itself it uses no collectives; parameters in two shards are communicated. Skipped
+ * without NCCL. With a single GPU, a second rank can only be one that never comes.
  *
- * Run with support/cuda/fake_nccl.c, an NCCL and a CUDA that only pretend, it also tries what goes wrong: whatever
- * never comes ends in an error that names the group, the operation and the reason. */
+ * With support/cuda/fake_nccl.c, a fake NCCL and CUDA, failures are tested too: a collective that never completes ends
+ * in an error that names the group, the operation and the reason. */
 #include <dlfcn.h>
 #include <time.h>
 
@@ -22,7 +22,7 @@ enum { WELL, NEVER_ENDS, NEVER_BEGINS, ERROR_BESIDE, NEVER_MEETS }; /* of fake_n
 static void (*behave)(int how);                                     /* NULL: NCCL is real */
 static int (*aborts)(void);
 
-/* Trains a matrix, whole or in two shards of this rank; the collectives of step `bad` and later behave as told. */
+/* Trains a matrix, replicated or in two shards of this rank; the collectives from step `bad` on behave as set. */
 static tch_status train_until(tch_context *context, tch_comm *comm, bool sharded, tch_optim_kind kind, int bad, int how,
                               double *end)
 {
@@ -55,7 +55,7 @@ static tch_status train_until(tch_context *context, tch_comm *comm, bool sharded
         }
         status = tch_optimizer_step(optimizer, 1, gradients);
         if (step >= bad) {
-            nanosleep(&(struct timespec){0, 200000000}, NULL); /* longer than the time that groups have then */
+            nanosleep(&(struct timespec){0, 200000000}, NULL); /* longer than the default timeout */
         }
     }
     host.data = end;
@@ -106,7 +106,7 @@ static void compare_all(tch_context *context, tch_comm *comm)
     }
 }
 
-/* What optimizers of one rank do not call. */
+/* Functions that optimizers of one rank do not call. */
 static void gather(tch_context *context, tch_comm *comm)
 {
     enum { COUNT = 1000 };
@@ -127,7 +127,7 @@ static void gather(tch_context *context, tch_comm *comm)
     tch_tensor_destroy(receive);
 }
 
-/* Without a timeout where timeout_s is 0; otherwise by a communicator that does not block, with a thread beside it. */
+/* Without a timeout if timeout_s is 0; otherwise by a nonblocking communicator and its watch thread. */
 static tch_status make_group(tch_context *context, double timeout_s, int32_t ranks, tch_comm **comm)
 {
     char id[TCH_NCCL_ID_BYTES];
@@ -182,7 +182,7 @@ TEST(bad_configurations)
     assert_null(comm);
 }
 
-/* --- with an NCCL that only pretends ------------------------------------------------------------------------------ */
+/* --- with the fake NCCL ------------------------------------------------------------------------------------------ */
 
 static void skip_without_fake(void)
 {
@@ -215,12 +215,12 @@ TEST(too_late)
         CHECK(aborts() == before + 1, "%d aborts", aborts() - before);
         tch_comm_destroy(comm);
         CHECK(aborts() == before + 1, "%d aborts", aborts() - before);
-        CHECK_OK(make_group(*state, 30.0, 1, &comm)); /* another one is well */
+        CHECK_OK(make_group(*state, 30.0, 1, &comm)); /* another group works */
         tch_comm_destroy(comm);
     }
 }
 
-/* The words of each case, from the collective that meets it. */
+/* The message of each case, from the collective that finds the error. */
 TEST(words_of_the_collective)
 {
     skip_without_fake();

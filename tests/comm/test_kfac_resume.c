@@ -1,37 +1,36 @@
-/* KFAC whose layers the ranks of a group divide, interrupted and resumed with other ranks: with the same samples on all
- * of them, gradients are bitwise those of one process that was never interrupted, and what a refresh makes has one
- * owner. Ranks are threads, and the group a pretended one. And what must not go on: the checkpoint of
- * another model, one that a rank cannot read, or not all of it. */
+/* Sharded KFAC, interrupted and resumed on other numbers of ranks: with the same samples on all of them, gradients are
+ * bitwise those of one uninterrupted process, and each refresh result has one owner. Ranks are threads of a fake group.
+ * Also rejected resumes: the checkpoint of another model, one that a rank cannot read, or an incomplete one. */
 #include "support/comm/pretend_group.h"
 #include "support/comm/shared_kfac.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"
 #include "support/testing.h"
 
-#define EACH 3 /* steps between interruptions: an odd number, so that they fall into a step of two observations */
+#define EACH 3 /* steps between interruptions: odd, so that some are at a step of two observations */
 #define MOST_RANKS 16
 #define INDEX "kfac.safetensors.index.json"
 
-/* Steps by a number of ranks, from a checkpoint on and into the next one. */
+/* Steps by a number of ranks, from one checkpoint to the next. */
 typedef struct training {
     tch_kfac_config config;
     int32_t ranks; /* 0: one process without a group */
     int32_t first, steps;
-    const char *from, *to;             /* paths; NULL: from the start, or nowhere */
-    const char *other_path;            /* what the last rank opens instead of `from`, or NULL */
-    int32_t blind_rank;                /* could not open the checkpoint; -1 for none */
-    int32_t layers;                    /* fewer than there are, or 0 */
-    void (*change)(tch_kfac_layer *l); /* what is different in this model, or NULL */
-    int32_t apart;                     /* 1: rank r sees r more batches than the first, and others */
+    const char *from, *to;             /* paths; NULL: start from scratch, save nothing */
+    const char *other_path;            /* opened by the last rank instead of `from`, or NULL */
+    int32_t blind_rank;                /* cannot open the checkpoint; -1 for none */
+    int32_t layers;                    /* reduced number, or 0 */
+    void (*change)(tch_kfac_layer *l); /* difference of this model, or NULL */
+    int32_t apart;                     /* 1: rank r has r more batches than the first, and different ones */
     double *gradients[MOST_RANKS];
     tch_status status[MOST_RANKS];
     char message[MOST_RANKS][512];
-    int32_t gone_at;                         /* the message at which rank 1 dies, or 0 */
-    double factors[MOST_RANKS][KFAC_LAYERS]; /* the sum of a layer's input factor, where that is float64 */
+    int32_t gone_at;                         /* the collective at which rank 1 dies, or 0 */
+    double factors[MOST_RANKS][KFAC_LAYERS]; /* the sum of a layer's input factor, in float64 */
     int32_t owned[MOST_RANKS][KFAC_LAYERS];  /* tensors that are neither factors nor scales */
     int64_t updates[MOST_RANKS][KFAC_LAYERS];
-    tch_status after[MOST_RANKS];           /* of a step that follows a load which failed */
-    const char *repaired[MOST_RANKS];       /* what is loaded then */
+    tch_status after[MOST_RANKS];           /* of a step after a failed load */
+    const char *repaired[MOST_RANKS];       /* loaded then */
     tch_status repaired_status[MOST_RANKS]; /* its result */
 } training;
 
@@ -65,7 +64,7 @@ static tch_status save_kfac(tch_kfac *kfac, tch_context *context, tch_comm *comm
     return status;
 }
 
-/* NULL: this rank cannot open it, and tells the others. */
+/* NULL: this rank cannot open it, and reports that. */
 static tch_status load_kfac(tch_kfac *kfac, const char *path)
 {
     tch_checkpoint *checkpoint = NULL;
@@ -206,7 +205,7 @@ static void check_owners(const training *r)
 
 static const int32_t sequences[][5] = {{2, 3, 1, 5, 2}, {0, 2, 0, 3, 16}, {1, 0, 7, 4, 0}};
 
-/* `one` is what one process comes to without a break. */
+/* `one` is the result of one uninterrupted process. */
 static void try_sequence(const tch_kfac_config *config, const int32_t *ranks, const double *one)
 {
     size_t mark = test_mark();
@@ -247,7 +246,7 @@ TEST_IN_FOLDER(goes_on)
     }
 }
 
-/* A rank that is gone: the others have an error. */
+/* A lost rank: the others get an error. */
 TEST(rank_that_dies)
 {
     tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
@@ -261,8 +260,7 @@ TEST(rank_that_dies)
     }
 }
 
-/* Ranks that have seen other samples, and another number of them: of every layer the checkpoint has what its owner
- * saw. */
+/* Ranks with different samples, and another number of them: the checkpoint has each layer as its owner saw it. */
 TEST_IN_FOLDER(factors_are_the_owners)
 {
     int32_t owners = 0;
@@ -289,7 +287,7 @@ TEST_IN_FOLDER(factors_are_the_owners)
     CHECK(owners == 7, "not every rank owns a layer");
 }
 
-/* --- what must not go on ----------------------------------------------------------------------------------------- */
+/* --- rejected resumes -------------------------------------------------------------------------------------------- */
 
 static void save_by(int32_t ranks, const tch_kfac_config *config, const char *path, int32_t steps)
 {
@@ -354,7 +352,7 @@ TEST_IN_FOLDER(another_model)
     expect_all(&r, TCH_ERR_INVALID_ARGUMENT, "method");
 }
 
-/* A tensor under the prefix that is not this model's, also where its name is nearly that of a row of counts. */
+/* A tensor under the prefix that this model lacks, even if its name resembles that of a row of counts. */
 TEST_IN_FOLDER(more_than_this_model)
 {
     static const char *const names[] = {"kfac/stray", "kfac/counts[0:1/input_factor", "kfac/countless"};
@@ -383,7 +381,7 @@ TEST_IN_FOLDER(more_than_this_model)
     tch_context_destroy(context);
 }
 
-/* What one rank alone has saved, in a file of its own, lacks the layers of the others. */
+/* A checkpoint saved by a single rank to its own file lacks the others' layers. */
 static void a_part_alone(tch_comm *comm, int32_t rank, void *user)
 {
     training *r = user;
@@ -414,7 +412,7 @@ TEST_IN_FOLDER(layers_missing)
     }
 }
 
-/* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
+/* A rank that could not open the checkpoint: no rank hangs, and none continues alone. */
 TEST_IN_FOLDER(one_rank_cannot_open)
 {
     const char *path = test_path(INDEX);
@@ -442,8 +440,8 @@ TEST_IN_FOLDER(different_checkpoints)
     expect_all(&r, TCH_ERR_COMM, "the ranks have opened different checkpoints");
 }
 
-/* A file that is cut short does not open; one whose bytes have changed is noticed by the rank that reads them, when
- * something was written already: then KFAC has failed on all ranks until a checkpoint is loaded. */
+/* A truncated file does not open; changed bytes are detected by the rank that reads them, after some state was written:
+ * then KFAC has failed on all ranks until a checkpoint is loaded. */
 TEST_IN_FOLDER(damaged_files)
 {
     int64_t bytes;
@@ -501,7 +499,7 @@ static void save_or_load(tch_comm *comm, int32_t rank, void *user)
         t->loads ? load_kfac(t->kfac[rank], t->path) : save_kfac(t->kfac[rank], t->contexts[rank], comm, t->path);
 }
 
-/* Both at once; where one fails, both have an error. */
+/* Save and load; if one rank fails, both get an error. */
 static tch_status save_or_load_on_both(void *user)
 {
     two_ranks *t = user;

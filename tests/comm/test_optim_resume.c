@@ -1,6 +1,6 @@
-/* Training that is interrupted and goes on with other ranks: on the CPU the end is bitwise that of one process that was
- * never interrupted, for every optimizer and placement. The parameters are in the same checkpoint as the optimizer's
- * state. Ranks are threads. And what must not go on: the checkpoint of another model, one that a rank cannot read. */
+/* Training resumed on other numbers of ranks: on the CPU the result is bitwise that of one uninterrupted process, for
+ * every optimizer and placement. Parameters are in the same checkpoint as the optimizer's state. Ranks are threads.
+ * Also rejected resumes: the checkpoint of another model, one that a rank cannot read. */
 #include "support/comm/shared_trial.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"
@@ -12,7 +12,7 @@
 #define MOST_SEGMENTS (PLACED_STEPS / EACH)
 #define INDEX "model.safetensors.index.json"
 
-/* Two halves, each on every other rank. */
+/* Two halves, on alternating ranks. */
 static int32_t in_halves(const placed_shape *s, int32_t ranks, tch_shard *shards)
 {
     for (int32_t r = 0; r < ranks; r++) {
@@ -22,7 +22,7 @@ static int32_t in_halves(const placed_shape *s, int32_t ranks, tch_shard *shards
     return ranks < 2 ? 0 : ranks;
 }
 
-/* Steps by a number of ranks, from a checkpoint on and into the next one. */
+/* Steps by a number of ranks, from one checkpoint to the next. */
 typedef struct segment {
     int32_t ranks; /* 0: one process without a group */
     placed_how how;
@@ -69,7 +69,7 @@ static void try_sequence(const placed_numbers *n, const tch_optim_config *config
         t.steps = EACH;
         t.failures = failures;
         t.from = from;
-        t.to = k == 0 && now->ranks == 0 ? test_path("model.safetensors") : index; /* a file alone, or with an index */
+        t.to = k == 0 && now->ranks == 0 ? test_path("model.safetensors") : index; /* a single file, or with an index */
         t.end = many;
         shared_run(&t, now->ranks, now->how, false);
         from = t.to;
@@ -150,7 +150,7 @@ TEST_WITH(every_kind, open_folder, test_folder_remove)
     }
 }
 
-/* Failed refreshes of single factors are remembered through all of it, and make a difference. */
+/* Failed refreshes of factors are saved, and make a difference. */
 TEST_WITH(failures, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
@@ -164,15 +164,15 @@ TEST_WITH(failures, open_folder, test_folder_remove)
         shared_run(&alone, 0, placed_replicated, false);
     }
     CHECK(memcmp(ends[0][0], ends[1][0], sizeof(double) * 24 * 17) != 0, "failures make no difference");
-    for (size_t q = 3; q < 5; q++) { /* those that begin with one process, which knows its factors */
+    for (size_t q = 3; q < 5; q++) { /* runs that start in one process, which knows its factors */
         test_case("failures, %s", sequences[q].name);
         try_sequence(*state, &c, TCH_FLOAT64, 1, q);
     }
 }
 
-/* --- what must not go on ----------------------------------------------------------------------------------------- */
+/* --- rejected resumes -------------------------------------------------------------------------------------------- */
 
-/* Training that ends as soon as the checkpoint is loaded. */
+/* Training that ends after the checkpoint is loaded. */
 static shared_training load_by(const placed_numbers *n, const tch_optim_config *c, tch_dtype dtype, const char *from)
 {
     shared_training t = shared_training_of(n, c, dtype);
@@ -196,7 +196,7 @@ static void expect(const shared_training *t, int32_t rank, tch_status status, co
           tch_status_name(t->statuses[rank]), t->messages[rank]);
 }
 
-/* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
+/* A rank that could not open the checkpoint: no rank hangs, and none continues alone. */
 TEST_WITH(one_rank_cannot_open, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_MUON);
@@ -208,7 +208,7 @@ TEST_WITH(one_rank_cannot_open, open_folder, test_folder_remove)
     expect(&t, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
 }
 
-/* Blocks of moments do not end where shards do: ranks read those in float32 alone, and say what to do. */
+/* Quantization blocks of moments do not end where shards do: ranks read only float32 ones, and say what to do. */
 TEST_WITH(moments_in_less_memory, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
@@ -231,7 +231,7 @@ TEST_WITH(another_model, open_folder, test_folder_remove)
         t.other_rank = 0;
         shared_try(&t, 0, placed_replicated, false);
         expect(&t, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'optimizer/q0/step'");
-        t = load_by(*state, &c, TCH_FLOAT64, path); /* of other types */
+        t = load_by(*state, &c, TCH_FLOAT64, path); /* with other dtypes */
         shared_try(&t, 2, placed_by_rows, false);
         expect(&t, 0, TCH_ERR_SHAPE, "expected float64");
         expect(&t, 1, TCH_ERR_SHAPE, "expected float64");
@@ -242,7 +242,7 @@ TEST_WITH(another_model, open_folder, test_folder_remove)
     }
 }
 
-/* The hash tells what no single tensor does: here, that the checkpoint has a parameter more. */
+/* The hash detects what no single tensor does: here, an additional parameter in the checkpoint. */
 TEST_WITH(more_than_this_model, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
@@ -304,7 +304,7 @@ TEST_WITH(no_memory, open_folder, test_folder_remove)
         shared_open_model(r.model, &t, r.context, 0, 1);
         tch_optim_setup setup = {sizeof setup, .comm = r.comm, .placements = r.model->placement};
         CHECK_OK(tch_optimizer_create(r.context, &c, &setup, SHARED_PARAMETERS, r.model->entries, &r.optimizer));
-        CHECK_OK(save_alone(&r)); /* what is kept from the first time on is there */
+        CHECK_OK(save_alone(&r)); /* allocated by the first save and kept */
         test_fail_each_allocation("save", save_alone, NULL, &r);
         test_fail_each_allocation("load", load_alone, NULL, &r);
         tch_optimizer_destroy(r.optimizer);

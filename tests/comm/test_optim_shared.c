@@ -1,16 +1,15 @@
-/* Optimizers that ranks of a group divide, beside one process with the same gradients. Ranks are threads, and the group
- * a pretended one. On the CPU every element is compared bit by bit; a GPU's libraries choose by the size of a batch, so
- * there the difference is bounded: by 2^-7 of the way for what goes through bfloat16; by 1e-4 of it for Shampoo, whose
- * roots are asked for within 1e-5 in each of two dimensions, by either of two ways. An eigensolver may take any basis
- * of a null space, so SOAP on a GPU is compared where there is none: the others have moved as far, give or take a
- * half. */
+/* Sharded optimizers vs one process with the same gradients. Ranks are threads of a fake group. On the CPU every
+ * element is bitwise equal; a GPU's libraries choose algorithms by batch size, so there the difference is bounded: by
+ * 2^-7 of the path for bfloat16; by 1e-4 of it for Shampoo, whose roots have a tolerance of 1e-5 in each of two
+ * dimensions, by either of two methods. An eigensolver may choose any basis of a null space, so SOAP on a GPU is
+ * compared where there is none; otherwise path lengths must agree within a half. */
 #include "support/comm/shared_trial.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 /* --- placements -------------------------------------------------------------------------------------------------- */
 
-/* The innermost dimension, which others are merged with. */
+/* The innermost dimension, with which others are merged. */
 static int32_t by_the_last(const placed_shape *s, int32_t ranks, tch_shard *shards)
 {
     for (int32_t r = 0; r < ranks; r++) {
@@ -20,7 +19,7 @@ static int32_t by_the_last(const placed_shape *s, int32_t ranks, tch_shard *shar
     return ranks;
 }
 
-/* Some parameters whole on every rank, some sharded: one optimizer, several meshes. */
+/* Some parameters replicated, some sharded: one optimizer, several meshes. */
 static int32_t mixed(const placed_shape *s, int32_t ranks, tch_shard *shards)
 {
     return s->size[0] == 24   ? 0
@@ -83,7 +82,7 @@ static void compare(const placed_numbers *n, double *const *expected, double *co
 #define GRAFTED SET(shampoo.grafting, TCH_GRAFTING_ADAM), SET(beta2, 0.99), SET(numerics.damping, 1e-4)
 #define BLOCKS SET(soap.block, 1), SET(soap.normalize_grads, 1), SET(memory.packed_factors, 1)
 
-/* More ranks than tiles, and than rows, where there are many. */
+/* More ranks than tiles, and than rows, if there are many ranks. */
 enum { SIZES = 5 };
 static const int32_t few_ranks[SIZES] = {1, 2, 3, 4, 7};
 static const int32_t many_ranks[SIZES] = {16, 32, 64};
@@ -166,7 +165,7 @@ TEST(every_kind)
          TCH_OPTIM_MUON,
          F32,
          0x1p-7,
-         {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}}, /* which it does not read */
+         {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}}, /* unread */
         {"muon with master weights",
          TCH_OPTIM_MUON,
          BF16,
@@ -182,7 +181,7 @@ TEST(every_kind)
     }
 }
 
-/* Block by block a GPU too comes to the same bits for any number of ranks. */
+/* Block by block a GPU is bitwise identical for any number of ranks, too. */
 TEST(world_invariant)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON,

@@ -1,5 +1,5 @@
-/* What goes wrong on one rank of a shared optimizer: no other waits for it, none goes on alone, and every rank gets an
- * error that says what happened. Placements that are wrong are refused by all. */
+/* Failures on one rank of a sharded optimizer: no rank hangs, none continues alone, and every rank gets an error that
+ * says what happened. Invalid placements are rejected by all. */
 #include "support/comm/shared_trial.h"
 #include "support/testing.h"
 
@@ -11,7 +11,7 @@ static void check_rank(const shared_training *t, int32_t rank, tch_status expect
           tch_status_name(t->statuses[rank]), t->messages[rank]);
 }
 
-/* Every rank must have ended as `expected`, with these words in its message. */
+/* Every rank must return `expected`, with these words in its message. */
 static void check_all(const shared_training *t, int32_t ranks, tch_status expected, const char *words)
 {
     for (int32_t r = 0; r < ranks; r++) {
@@ -19,7 +19,7 @@ static void check_all(const shared_training *t, int32_t ranks, tch_status expect
     }
 }
 
-/* Ranks of a group of their own, of which something goes wrong. */
+/* A new group, in which something fails. */
 static void run_bad(shared_training *t, int32_t ranks, placed_how place, pretend_task task)
 {
     pretend_group group;
@@ -32,9 +32,8 @@ static void run_bad(shared_training *t, int32_t ranks, placed_how place, pretend
 
 static const placed_how failing_placements[] = {placed_replicated, placed_by_rows, placed_by_columns};
 
-/* A NaN that one rank alone sees: with SKIP the step is skipped by all, so that the end is the same as without the
- * step; with RAISE all get the error. Where every rank has the whole gradient, ranks disagree about its value, and all
- * the same none takes the step. */
+/* A NaN on one rank only: with SKIP all ranks skip the step, so that the result is as without it; with RAISE all get
+ * the error. Even if the gradient is replicated, so that ranks have different values, no rank takes the step. */
 TEST(nan_on_one_rank)
 {
     const placed_numbers *n = *state;
@@ -64,7 +63,7 @@ TEST(nan_on_one_rank)
     }
 }
 
-/* --- what one rank or all do wrong -------------------------------------------------------------------------------- */
+/* --- errors of one rank or of all -------------------------------------------------------------------------------- */
 
 static int32_t wrong_on_one_rank(const placed_shape *s, int32_t ranks, tch_shard *shards)
 {
@@ -98,7 +97,7 @@ static int32_t beyond_the_end(const placed_shape *s, int32_t ranks, tch_shard *s
     return ranks;
 }
 
-static double rate_of_the_first; /* 0: that of the others */
+static double rate_of_the_first; /* 0: the same as the others */
 
 static void train_with_another_rate(tch_comm *comm, int32_t rank, void *user)
 {
@@ -112,7 +111,7 @@ static void train_with_another_rate(tch_comm *comm, int32_t rank, void *user)
 
 enum { NONE = -1 };
 
-/* A rank whose call is wrong has its own error, and the others do not wait for it; nothing is changed. */
+/* A rank with an invalid call gets its own error, and the others do not hang; nothing is changed. */
 TEST(wrong_calls)
 {
     static const char cover[] = "overlap without being equal, or leave elements out";
@@ -155,7 +154,7 @@ TEST(wrong_calls)
     for (size_t k = 0; k < TEST_COUNT(cases); k++) {
         test_case("%s, case %d", cases[k].name, (int)k);
         tch_optim_config c = shared_config(cases[k].kind);
-        c.numerics.nonfinite = TCH_NONFINITE_RAISE; /* so that the host learns of it at once on a GPU too */
+        c.numerics.nonfinite = TCH_NONFINITE_RAISE; /* so that the host sees it at once on a GPU too */
         c.memory.state_dtype = cases[k].moments;
         shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
         t.lacking_rank = cases[k].lacking_rank;
@@ -169,8 +168,8 @@ TEST(wrong_calls)
     }
 }
 
-/* A rank dies at each of the collectives of the first steps, or its transport fails there: every other rank ends with
- * an error that names the group and the operation. */
+/* A rank dies at each collective of the first steps, or its transport fails there: every other rank gets an error that
+ * names the group and the operation. */
 TEST(rank_that_dies)
 {
     for (int64_t call = 1; call <= 8; call++) {

@@ -1,5 +1,5 @@
-/* What each rank of a shared optimizer keeps and sends: momentum that is the same on all replicas of a shard, the state
- * of large vectors divided, and nothing sent where matrices lie whole with their owners. */
+/* State and communication of each rank of a sharded optimizer: momentum that is equal on all replicas of a shard,
+ * sharded state of large vectors, and no communication for matrices that are complete on their owners. */
 #include "support/comm/shared_trial.h"
 #include "support/random.h"
 #include "support/testing.h"
@@ -11,8 +11,8 @@ static bool same_shard(const tch_shard *a, const tch_shard *b)
     return memcmp(a->start, b->start, sizeof a->start) == 0 && memcmp(a->size, b->size, sizeof a->size) == 0;
 }
 
-/* Of several ranks that hold a shard one sends it, and all of them keep its moving average: a checkpoint may take it
- * from any. */
+/* One of the ranks with a replica of a shard sends it, and all keep its moving average: a checkpoint may take it from
+ * any. */
 TEST(replicas_keep_the_same_momentum)
 {
     enum { RANKS = 4 };
@@ -42,7 +42,7 @@ TEST(replicas_keep_the_same_momentum)
     }
 }
 
-/* --- elementwise parameters that are large ----------------------------------------------------------------------- */
+/* --- large elementwise parameters -------------------------------------------------------------------------------- */
 
 #define LARGE 2500000 /* ten spans */
 
@@ -90,7 +90,7 @@ static void train_large(tch_comm *comm, int32_t rank, void *user)
     tch_context_destroy(context);
 }
 
-/* Each rank keeps the moments of four spans at most, and the parameter is what it is alone. */
+/* Each rank keeps the moments of at most four spans, and the parameter equals that of one process. */
 TEST(state_of_large_vectors_is_divided)
 {
     large_training l = {0};
@@ -121,7 +121,7 @@ TEST(state_of_large_vectors_is_divided)
 
 enum { EQUAL = 14, EQUAL_ROWS = 12, EQUAL_COLS = 8, COUNTED_STEPS = 3 };
 
-/* A few steps of a model, and what the group sent for them. */
+/* A few steps of a model, and the group's traffic. */
 typedef struct counted_training {
     placed_shape shapes[EQUAL];
     int32_t count; /* of parameters */
@@ -130,7 +130,7 @@ typedef struct counted_training {
     tch_optim_config config;
     pretend_group group;
     double *end[PRETEND_MOST][EQUAL];
-    tch_comm_traffic traffic[PRETEND_MOST]; /* of the steps alone */
+    tch_comm_traffic traffic[PRETEND_MOST]; /* of the steps only */
 } counted_training;
 
 static counted_training *begin_counting(tch_optim_kind kind, int32_t count, placed_shape shape, placed_how place)
@@ -190,8 +190,8 @@ static void train_ranks(counted_training *t, int32_t ranks, int64_t bucket_bytes
     pretend_close(&t->group);
 }
 
-/* 14 matrices of one shape on 3 ranks, in buckets of 6 and 8. In the second two ranks have three and one has two: two
- * thirds of a matrix go to that one before all of them gather segments of equal length. */
+/* 14 matrices of one shape on 3 ranks, in buckets of 6 and 8. In the second bucket two ranks have three and one has
+ * two: two thirds of a matrix move to that one before all gather segments of equal length. */
 TEST(one_shape_in_buckets)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_MUON, TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP};
@@ -214,7 +214,7 @@ TEST(one_shape_in_buckets)
                       "parameter %d of rank %d is not what it is alone", i, r);
             }
         }
-        /* All results to two ranks, two thirds of a matrix, and what ranks agree on. */
+        /* All results to two ranks, two thirds of a matrix, and the agreement of ranks. */
         int64_t element = kinds[k] == TCH_OPTIM_MUON && !test_on_cpu() ? 2 : 4;
         int64_t matrix = EQUAL_ROWS * EQUAL_COLS * element;
         int64_t expected = COUNTED_STEPS * (2 * EQUAL * matrix + 2 * matrix / 3 + 3 * 12);
@@ -223,13 +223,13 @@ TEST(one_shape_in_buckets)
     }
 }
 
-/* A rank that has every parameter whole exchanges nothing; where matrices lie whole with their owners, as those of
- * experts do, only the agreement of each step goes through the group. */
+/* A rank with every parameter complete communicates nothing; if matrices are complete on their owners, such as experts,
+ * only the agreement of each step is communicated. */
 TEST(what_lies_whole_is_not_sent)
 {
     static const struct {
         tch_optim_kind kind;
-        int32_t ranks, collectives; /* the latter of a step */
+        int32_t ranks, collectives; /* the latter per step */
         placed_shape shape;
         placed_how place;
     } cases[] = {

@@ -1,5 +1,5 @@
-/* Bad arguments that are not tensors: every number outside its range, configs of another version, and tensors that
- * cannot be created. Each refusal has its status, names the argument, and leaves every tensor as it was. */
+/* Invalid arguments other than tensors: out-of-range numbers, configs of another version, and tensors that cannot be
+ * created. Each call returns its status, names the argument, and changes no tensor. */
 #include "support/bad_input.h"
 #include "support/linalg/operations.h"
 #include "support/testing.h"
@@ -85,13 +85,13 @@ TEST(plans_that_make_no_sense)
     }
     CHECK(method == (tch_root_method)-5 && bytes == -5, "the plan was written");
     CHECK_OK(tch_inverse_root_plan(context, TCH_FLOAT32, 1, 4, 2, NULL, NULL, NULL));
-    /* The figure is per matrix, so that no batch is too large for it. */
+    /* The value is per matrix, so that no batch is too large for it. */
     CHECK_OK(tch_inverse_root_plan(context, TCH_FLOAT32, INT64_MAX, 64, 2, NULL, NULL, &bytes));
-    int64_t most = test_on_cpu() ? 1 << 20 : 1 << 22; /* cuSOLVER asks for 1.1 MB of its own */
+    int64_t most = test_on_cpu() ? 1 << 20 : 1 << 22; /* cuSOLVER needs 1.1 MB */
     CHECK(bytes > 0 && bytes < most, "%lld bytes for a matrix of 16 KiB", (long long)bytes);
 }
 
-/* A call with one number that is not the one it should be. */
+/* A call with one invalid number. */
 typedef struct number_case {
     const char *operation, *argument;
     double value;

@@ -1,11 +1,11 @@
-/* Bad tensors. Every operation of the table is called with each of its tensors broken in each way; each refusal has its
- * status, names the argument, and leaves every tensor as it was. Numbers out of range are in test_bad_arguments.c, bad
- * numbers inside good tensors in test_bad_numbers.c. */
+/* Invalid tensors: every operation of the table is called with each of its tensors invalid in each way; each call
+ * returns its status, names the argument, and changes no tensor. test_bad_arguments.c has out-of-range numbers,
+ * test_bad_numbers.c non-finite values. */
 #include "support/bad_input.h"
 #include "support/linalg/operations.h"
 #include "support/testing.h"
 
-/* Runs the call with operand `index` replaced, expects this status with its name, and that nothing was written. */
+/* Runs the call with operand `index` replaced; expects this status with its name, and that nothing was written. */
 static void refuse(test_call *call, tch_context *context, int32_t index, tch_tensor *replacement, tch_status expected)
 {
     tch_tensor *kept = call->arguments[index];
@@ -37,7 +37,7 @@ static const test_flaw flaws[] = {
     {"no type", TCH_ERR_DTYPE, PART_DTYPE, 0, {0, 0, 0}},
     {"device 4711", TCH_ERR_DEVICE, PART_DEVICE, 4711, {0}},
     {"a misaligned first element", TCH_ERR_LAYOUT, PART_OFFSET, 1, {0}},
-    /* Strides that lead out of the address space; the products on the way must not wrap. */
+    /* Strides that leave the address space; intermediate products must not wrap. */
     {"the largest stride", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MAX, {0}},
     {"the least stride", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MIN, {0}},
     {"half the largest stride", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MAX / 2, {0}},
@@ -65,7 +65,7 @@ static bool is_copy(const test_call *call)
     return strcmp(call->operation->name, "tch_tensor_copy") == 0;
 }
 
-/* The one call that reads and writes memory of the host from a context on another device. */
+/* The only call that accesses host memory from a context on another device. */
 static bool is_chunked(const test_call *call)
 {
     return strcmp(call->operation->name, "tch_matmul_chunked") == 0;
@@ -87,7 +87,7 @@ static void refuse_shape(test_call *call, tch_context *context, int32_t index, t
     test_call_check_unchanged(call);
 }
 
-/* Too few dimensions: a vector where matrices belong, a number where a vector belongs. */
+/* Too few dimensions: a vector for a matrix, a scalar for a vector. */
 static void break_rank_too_low(test_call *call, tch_context *context, int32_t index)
 {
     test_broken b;
@@ -114,7 +114,7 @@ static void break_sizes(test_call *call, tch_context *context, int32_t index)
     }
 }
 
-/* One row, column or matrix more than the others say, where they say it. A fill takes any shape. */
+/* One row, column or matrix too many, where the shape is determined by others. A fill takes any shape. */
 static void break_fit(test_call *call, tch_context *context, int32_t index)
 {
     for (int32_t d = 0; d < call->tensors[index]->tensor.ndim && !is_fill(call); d++) {
@@ -128,7 +128,7 @@ static void break_fit(test_call *call, tch_context *context, int32_t index)
     }
 }
 
-/* A type the library knows, in the wrong place. Copies convert and fills take any type. */
+/* A supported type in the wrong operand. Copies convert and fills take any type. */
 static void break_dtype(test_call *call, tch_context *context, int32_t index)
 {
     const tch_dtype others[] = {TCH_FLOAT16, TCH_BFLOAT16, TCH_INT32, TCH_INT64, TCH_FLOAT32, TCH_FLOAT64};
@@ -161,7 +161,7 @@ static void break_device(test_call *call, tch_context *context, int32_t index)
     }
 }
 
-/* Outputs whose elements share memory. */
+/* Outputs with overlapping elements. */
 static void break_output_strides(test_call *call, tch_context *context, int32_t index)
 {
     test_broken b;
@@ -180,7 +180,7 @@ static void break_output_strides(test_call *call, tch_context *context, int32_t 
     }
 }
 
-/* An output on top of another operand, exactly or by its last element. */
+/* An output that overlaps another operand, entirely or in its last element. */
 static void break_overlap(test_call *call, tch_context *context, int32_t index)
 {
     for (int32_t other = 0; other < call->operation->count; other++) {
@@ -278,7 +278,7 @@ TEST(optional_outputs_may_be_left_out)
     }
 }
 
-/* A batch of none, and matrices without rows: valid, and nothing is done. */
+/* Empty batches and matrices without rows are valid no-ops. */
 static void run_empty(tch_context *context, const test_operation *operation, bool keep_batch)
 {
     test_operation empty = *operation;

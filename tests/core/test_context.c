@@ -1,4 +1,4 @@
-/* Contexts: naming a device, streams, threads, and the limit on scratch memory. */
+/* Contexts: device names, streams, threads, and the scratch limit. */
 #include "support/elements.h"
 #include "support/linalg/operations.h"
 #include "support/linalg/reference.h"
@@ -166,7 +166,7 @@ TEST(threads_can_be_counted_and_set)
     CHECK_OK(tch_set_num_threads(usual));
 }
 
-/* --- the limit on scratch ---------------------------------------------------------------------------------------- */
+/* --- the scratch limit ------------------------------------------------------------------------------------------- */
 
 /* Bytes in use; the peak is reset. */
 static int64_t begin_peak(tch_context *context)
@@ -178,7 +178,7 @@ static int64_t begin_peak(tch_context *context)
     return before.allocated;
 }
 
-/* Bytes the pool handed out at most since then, beyond what was in use. */
+/* Bytes allocated at most since then, beyond those in use. */
 static int64_t end_peak(tch_context *context, int64_t before)
 {
     tch_memory_info after = TCH_MEMORY_INFO_INIT;
@@ -186,7 +186,7 @@ static int64_t end_peak(tch_context *context, int64_t before)
     return after.peak - before;
 }
 
-/* The first number of the message that is larger than the limit is the number of bytes needed. */
+/* The first number in the message above the limit is the required number of bytes. */
 static long long bytes_named(const char *message, long long limit)
 {
     while (*message != '\0') {
@@ -200,8 +200,8 @@ static long long bytes_named(const char *message, long long limit)
     return 0;
 }
 
-/* Below some limit an operation is refused and nothing is written, above it the result is the one
- * that no limit gives, with no more memory than allowed. */
+/* Below some limit an operation fails and writes nothing; above it the result equals the unlimited one, within the
+ * memory limit. */
 static bool run_limited(tch_context *context, const test_call *call, int64_t limit)
 {
     int64_t before = begin_peak(context);
@@ -214,10 +214,10 @@ static bool run_limited(tch_context *context, const test_call *call, int64_t lim
     return status == TCH_OK;
 }
 
-/* To the last bit on the CPU, except for sums over the batch, which are rounded chunk by chunk. A GPU's libraries
- * choose their algorithms by the size of the batch, and eigenvectors have two signs. Where bits differ, the magnitudes
- * agree within the rounding of the arithmetic, which these well conditioned problems (kappa = 100 after damping at
- * most) magnify by a few hundred, and that of storing both. */
+/* Bitwise equal on the CPU, except for sums over the batch, which are rounded chunk by chunk. A GPU's libraries choose
+ * algorithms by batch size, and eigenvectors have two signs. Otherwise magnitudes agree within the rounding of the
+ * arithmetic, which these well-conditioned problems (kappa at most 100 after damping) magnify by a few hundred, and of
+ * storing both. */
 static bool agrees(const test_operation *operation, double got, double expected, double largest, tch_dtype dtype)
 {
     double freedom = 500.0 * test_arithmetic_roundoff(dtype) + 2.0 * test_unit_roundoff(dtype);
@@ -268,7 +268,7 @@ static void limit_operation(tch_context *context, const test_operation *operatio
     }
     int64_t asked = 1;
     bool through = false;
-    /* On the CPU threads have scratch of their own, on a GPU its libraries. */
+    /* The CPU's threads have their own scratch, as do a GPU's libraries. */
     int64_t most = test_on_cpu() ? ((int64_t)1 << 19) * (1 + tch_get_num_threads()) : (int64_t)1 << 26;
     for (int64_t limit = 1; limit <= most; limit += limit / 2 + 1) {
         bool enough = try_limit(context, operation, dtype, limit, expected);
@@ -282,7 +282,7 @@ static void limit_operation(tch_context *context, const test_operation *operatio
     test_call_free(&whole);
 }
 
-/* With a batch of five, which limits cut into chunks of every size. */
+/* With a batch of five, which limits split into chunks of every size. */
 TEST(every_operation_keeps_to_the_limit)
 {
     static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_BFLOAT, 16, 1}};
@@ -297,7 +297,7 @@ TEST(every_operation_keeps_to_the_limit)
     }
 }
 
-/* A limit below what the workspace has grown to takes effect at once, not at the next call. */
+/* A limit below the current workspace takes effect at once, not at the next call. */
 TEST(a_limit_shrinks_the_workspace)
 {
     tch_context *context = *state;

@@ -1,4 +1,4 @@
-/* The memory pool: figures, reuse, trimming, mistakes of the caller, and the host allocator below it. */
+/* The memory pool: statistics, reuse, trimming, misuse, and the host allocator below it. */
 #include "support/fakes/counting_allocator.h"
 #include "support/linalg/operations.h"
 #include "support/tensors.h"
@@ -186,7 +186,7 @@ TEST_WITH(another_contexts_pointer_is_refused, test_open_context, test_close_con
     tch_context_destroy(other);
 }
 
-/* Half of an exabyte: no machine has it, and the arithmetic on the way must not wrap. */
+/* Half an exabyte: no machine has it, and intermediate products must not wrap. */
 TEST_WITH(more_than_there_is_is_out_of_memory, test_open_context, test_close_context)
 {
     tch_context *context = *state;

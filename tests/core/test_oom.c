@@ -1,7 +1,6 @@
-/* No memory. For every operation the k-th allocation of the call fails, for k = 1, 2, ... until the call gets by
- * without it: each failure is reported as such, leaves every tensor as it was and leaks nothing, and the same call on
- * the same context then succeeds. Allocations of the host and, through support/backend/failing_backend.c, of the device
- * are counted together. */
+/* Out of memory. For every operation the k-th allocation of the call fails, for k = 1, 2, ... until the call succeeds:
+ * each failure is reported, changes no tensor and leaks nothing, and the same call on the same context then succeeds.
+ * Host allocations and, through support/backend/failing_backend.c, device allocations are counted together. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -14,9 +13,9 @@
 
 #define MOST_ALLOCATIONS 200
 
-static failing_backend_blocks_function device_blocks; /* NULL on the CPU, whose memory is the host's */
+static failing_backend_blocks_function device_blocks; /* NULL on the CPU, whose memory is host memory */
 
-/* The module lies in a folder beside this program; "" when there is none. */
+/* The module's folder next to this program; "" if there is none. */
 static void failing_module(char *folder, size_t size)
 {
     char self[PATH_MAX];
@@ -31,7 +30,7 @@ static bool refuses(void *user)
     return counting_allocator_refuses(user);
 }
 
-/* Finds the module that the library has loaded, and has it ask before each allocation. */
+/* Finds the loaded module, and hooks its allocations. */
 static int watch_device(void)
 {
     char folder[PATH_MAX], path[PATH_MAX + 32];
@@ -63,7 +62,7 @@ static void check_nothing_left(void)
     CHECK(device_blocks == NULL || device_blocks() == 0, "%lld blocks of device memory leaked", device_blocks());
 }
 
-/* What a trial makes before allocations begin to fail: a context, and a call or nothing. */
+/* Created before allocations fail: a context, and a call or none. */
 typedef struct trial {
     tch_context *context;
     test_call call;
@@ -97,7 +96,7 @@ static tch_status call_operation(trial *t)
     return test_call_run(&t->call, t->context);
 }
 
-/* Once with the k-th allocation failing. Returns whether it succeeded because it makes fewer. */
+/* One run with the k-th allocation failing. Returns whether it succeeded because it makes fewer. */
 static bool fail_allocation(tch_status (*call)(trial *t), const test_operation *operation, tch_dtype dtype, long long k)
 {
     trial t = {0};
@@ -155,7 +154,7 @@ TEST(contexts_and_tensors)
     fail_each_allocation("a tensor", create_tensor, NULL, TCH_FLOAT32);
 }
 
-/* A pool that holds free memory gives it back before it gives up: the request succeeds the second time. */
+/* A pool releases free memory before it fails: the second attempt succeeds. */
 TEST(kept_memory_is_given_up_first)
 {
     tch_context *context = NULL;
@@ -181,7 +180,7 @@ int main(int argc, char **argv)
 {
     char folder[PATH_MAX];
     failing_module(folder, sizeof folder);
-    setenv("TORCHIUM_BACKEND_PATH", folder, 1); /* before the library looks for modules; the CPU needs none */
+    setenv("TORCHIUM_BACKEND_PATH", folder, 1); /* before modules are loaded; the CPU needs none */
     test_begin(argc, argv);
     return test_run(__FILE__, install_allocator, test_counting_remove);
 }

@@ -1,22 +1,22 @@
-/* Recorded work, by a table that writes down what is queued (support/backend/recording_backend.h): when it is recorded,
- * what its key is, and that everything that goes wrong with it ends in the work being done, once and as it should. */
+/* Recorded work, on a table that records queued work (support/backend/recording_backend.h): when it is recorded, its
+ * key, and that after any failure the work is executed exactly once. */
 #include "core/recording.h"
 #include "core/status.h"
 #include "support/backend/recording_backend.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/testing.h"
 
-/* The calls of one key that are not yet recorded, and how many keys there is room for: as recording.c has them. */
+/* Calls before a key is recorded, and the maximum number of keys, as in recording.c. */
 enum { WARM = 2, MOST = 256, IDLE = 1024 };
 
-/* Work that fills memory with a number of its own. */
+/* Work that fills memory with a number. */
 typedef struct work {
     tch_context *context;
     double *place;
     double value;
     int calls;
     int fails_at;    /* this call */
-    int64_t scratch; /* taken from the workspace, where it is not 0 */
+    int64_t scratch; /* taken from the workspace, if not 0 */
 } work;
 
 static tch_status do_work(void *argument)
@@ -65,7 +65,7 @@ static tch_status try_once(work *w, int64_t key)
     return tchi_recorded(w->context, &recordings, &(tchi_recording_key){{key}}, do_work, w);
 }
 
-/* Done, whichever way. */
+/* Executed, either way. */
 static void once(work *w, int64_t key)
 {
     CHECK_OK(try_once(w, key));
@@ -87,7 +87,7 @@ static void check_figures(int begun, int kept, int replayed, int released)
           recorded.replayed, recorded.released, begun, kept, replayed, released);
 }
 
-/* --- when -------------------------------------------------------------------------------------------------------- */
+/* --- when work is recorded --------------------------------------------------------------------------------------- */
 
 TEST_WITH(the_third_call_records, open_recordings, close_recordings)
 {
@@ -113,7 +113,7 @@ static void hear_end(void *user)
 {
 }
 
-/* A recording has no phases to tell of. */
+/* A recording does not report phases. */
 TEST_WITH(who_listens_to_ranges_gets_the_work, open_recordings, close_recordings)
 {
     int heard = 0;
@@ -186,7 +186,7 @@ TEST_WITH(without_the_entries_work_is_done, open_recordings, close_recordings)
 
 /* --- the workspace ----------------------------------------------------------------------------------------------- */
 
-/* Recorded addresses are those of the workspace at that time: another one, another limit for it, another recording. */
+/* Recorded addresses are those of the workspace at that time: another workspace or limit means another recording. */
 TEST_WITH(the_workspace_belongs_to_the_key, open_recordings, close_recordings)
 {
     tch_context *context = *state;
@@ -216,14 +216,14 @@ TEST_WITH(a_workspace_that_moves_while_recording_is_noticed, open_recordings, cl
     once(&w, 1);
     check_figures(1, 1, 0, 1);
     assert_int_equal(w.calls, WARM + 2); /* the failed recording, and the call itself */
-    times(&w, 1, WARM + 2);              /* under the key of the workspace there is now */
+    times(&w, 1, WARM + 2);              /* under the current workspace's key */
     check_figures(2, 2, 2, 1);
 }
 
-/* --- what goes wrong --------------------------------------------------------------------------------------------- */
+/* --- failures ---------------------------------------------------------------------------------------------------- */
 
-/* A recording that does not begin or gives nothing, a replay and work that fail: the work is done, and from then on
- * without a recording. */
+/* A recording that does not begin or is empty, a replay or work that fail: the work is executed, and not recorded
+ * again. */
 TEST_WITH(what_fails_is_given_up, open_recordings, close_recordings)
 {
     static const struct {
@@ -261,7 +261,7 @@ TEST_WITH(a_later_replay_that_fails, open_recordings, close_recordings)
     check_figures(1, 1, 4, 1);
 }
 
-/* Part of it has been queued: to do the work again would do that part twice. */
+/* Part of it has been queued: repeating the work would execute that part twice. */
 TEST_WITH(a_replay_that_breaks_off_is_an_error, open_recordings, close_recordings)
 {
     work w = work_of(*state);
@@ -282,7 +282,7 @@ TEST_WITH(work_that_fails_says_so, open_recordings, close_recordings)
     assert_int_equal(try_once(&w, 1), TCH_ERR_NUMERIC);
     assert_string_equal(tch_last_error(), "this work fails");
     times(&w, 1, WARM - 1);
-    w.fails_at = WARM + 2; /* not in the recording: in the work that follows it */
+    w.fails_at = WARM + 2; /* not in the recording: in later work */
     recording_fault.end_gives_nothing = true;
     assert_int_equal(try_once(&w, 1), TCH_ERR_NUMERIC);
 }
@@ -297,9 +297,9 @@ TEST_WITH(a_stream_that_is_lost_is_an_error, open_recordings, close_recordings)
     check_figures(1, 1, 0, 1);
 }
 
-/* --- how many ---------------------------------------------------------------------------------------------------- */
+/* --- the number of recordings ------------------------------------------------------------------------------------ */
 
-/* More of them in turn than there is room for: those that have a place keep it, the others are done. */
+/* More keys in turn than fit: recorded ones are kept, the others are executed. */
 TEST_WITH(too_many_do_not_drive_each_other_out, open_recordings, close_recordings)
 {
     work w = work_of(*state);
@@ -337,7 +337,7 @@ TEST_WITH(what_is_cleared_is_recorded_anew, open_recordings, close_recordings)
     times(&w, 3, 1);
     tchi_recordings_clear(*state, &recordings);
     check_figures(2, 2, 2, 2);
-    w.value = 4.0; /* another argument, which no key tells apart */
+    w.value = 4.0; /* another argument, not part of the key */
     times(&w, 1, WARM + 2);
     check_figures(3, 3, 4, 2);
 }

@@ -1,5 +1,5 @@
-/* Backends and the loader of modules. The registry is filled once per process, so every case runs in a child process
- * of its own, forked before the library was asked anything; the child sends back what it saw. */
+/* Backends and the module loader. The registry is filled once per process, so every case forks a child before using the
+ * library, and the child sends back its results. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <sys/wait.h>
@@ -14,7 +14,7 @@ typedef struct sight {
     tch_backend_info cuda;
     int32_t found;        /* entries named "cuda" */
     int32_t cuda_devices; /* tch_device_count */
-    tch_device best;      /* what "auto" means */
+    tch_device best;      /* resolution of "auto" */
     tch_status create;    /* of tch_context_create("cuda") */
     tch_status cpu_create;
     char message[1024]; /* of the failed create */
@@ -41,7 +41,7 @@ static void look(void *answer)
     tch_context_destroy(context);
 }
 
-/* Sends `size` bytes that `work` filled in from a child whose environment and current folder are as given. */
+/* Sends `size` bytes filled in by `work` from a child with this environment and current folder. */
 static void in_child(const char *search_path, const char *folder, void (*work)(void *), void *result, size_t size)
 {
     int ends[2];
@@ -92,7 +92,7 @@ static const char *variant(const char *name)
     return folder;
 }
 
-/* The module is listed with this reason, which also reaches whoever asks for its device. */
+/* The module is listed with this reason, which tch_context_create also reports. */
 static void expect_absent(const sight *seen, const char *reason)
 {
     CHECK(seen->cuda.available == 0 && seen->cuda.devices == 0, "the module counts as available");
@@ -171,10 +171,10 @@ TEST_IN_FOLDER(a_file_that_is_no_shared_object)
     }
 }
 
-/* dlopen would map such a file and the process would die of it. */
+/* dlopen would map such a file and crash the process. */
 TEST_IN_FOLDER(a_module_that_was_copied_in_part)
 {
-    /* What is loaded of any module reaches into its third page at least; what follows may be debugging information. */
+    /* The loaded part of any module extends into its third page at least; debugging information may follow. */
     static const int64_t parts[] = {100, 1000, 4096, 8000, INT64_MAX};
     for (size_t i = 0; i < TEST_COUNT(parts); i++) {
         copy_module(parts[i]);
@@ -187,8 +187,8 @@ TEST_IN_FOLDER(a_module_that_was_copied_in_part)
     }
 }
 
-/* A module in the current folder must not be run, however the path is written; and the reason says where modules are
- * looked for. */
+/* A module in the current folder must not be loaded, however the path is written; the reason lists the folders
+ * searched. */
 TEST(the_current_folder_is_never_searched)
 {
     static const char *const paths[] = {
@@ -200,12 +200,12 @@ TEST(the_current_folder_is_never_searched)
     }
 }
 
-/* --- a program that was started through PATH, as "test_registry look" -------------------------------------------- */
+/* --- a program started through PATH, as "test_registry look" ----------------------------------------------------- */
 
 #define PROGRAM "test_registry"
 #define LOOK "look"
 
-/* What this program sees when a shell finds it by its name alone. */
+/* Results of this program when a shell finds it by name. */
 static void look_by_name(void *seen)
 {
     char folder[PATH_MAX] = "";
@@ -229,8 +229,8 @@ static int answer_to_look(void)
     return fwrite(&seen, sizeof seen, 1, stdout) == 1 ? 0 : 1;
 }
 
-/* The linker knows such a program by its name only. In the current folder that is somebody else's file, and the module
- * beside it somebody else's code. */
+/* The linker knows such a program by name only. In the current folder that name may be another user's file, with a
+ * module next to it. */
 TEST_IN_FOLDER(a_name_is_not_a_place)
 {
     const char *folder = test_path(".");
@@ -268,7 +268,7 @@ TEST(a_very_long_path_is_harmless)
     expect_present(&seen);
 }
 
-/* --- a context on the fake device: what works, works; what it lacks is an error in its own words ----------------- */
+/* --- a context on the fake device: supported operations work, others return the device's error ------------------- */
 
 enum { CALLS = 10, SAID = 160 };
 
@@ -317,7 +317,7 @@ static void use_fake_device(void *result)
     tch_context_destroy(context);
 }
 
-/* The fake device copies and allocates; its fill fails, and chapters of the table are left out. */
+/* The fake device copies and allocates; its fill fails, and some chapters of the table are missing. */
 TEST(a_context_on_a_modules_device)
 {
     static const struct {
@@ -352,9 +352,9 @@ enum { N = 20 };
 
 typedef struct traced {
     tch_status status;
-    int32_t equal;  /* to the CPU's result, to the bit */
+    int32_t equal;  /* bitwise equal to the CPU's result */
     int32_t lines;  /* that it wrote */
-    int32_t device; /* what "auto" means beside it */
+    int32_t device; /* resolution of "auto" */
 } traced;
 
 /* (L L' + I)^-1/4 of a fixed L, by the eigen method. */

@@ -1,6 +1,6 @@
-/* A program that has more rights than its caller, as one with the set-user-ID bit: variables by which a caller chooses
- * what is loaded, run or trusted are not looked at. The test makes a copy of itself that belongs to another user, which
- * only root can; elsewhere, and where the file system does not know the bit, it is skipped. */
+/* Programs with more privileges than their caller, such as set-user-ID ones, ignore the environment variables that
+ * select what is loaded, run or trusted. The test makes a copy of itself owned by another user, which needs root; it is
+ * skipped otherwise, and on file systems without set-user-ID. */
 #define _GNU_SOURCE
 #include <sys/auxv.h>
 #include <sys/stat.h>
@@ -14,7 +14,7 @@
 #define NOBODY 65534
 enum { NOT_SECURE = 90 };
 
-/* Exit statuses of the copy: 0 where all is as it should be, otherwise the number of what is not. */
+/* Exit statuses of the copy: 0 if all checks pass, otherwise the number of the failed one. */
 static int look_around(void)
 {
     char compiler[TCHI_PATH_SIZE];
@@ -23,7 +23,7 @@ static int look_around(void)
         return NOT_SECURE;
     }
     if (tch_context_create("cpu", &context) != TCH_OK) {
-        return 1; /* TORCHIUM_BLAS was heeded */
+        return 1; /* TORCHIUM_BLAS was used */
     }
     if (tch_kernel_cache_folder() != NULL) {
         return 2;
@@ -73,7 +73,7 @@ TEST(the_callers_variables_do_not_count)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the copy ended with %d", WEXITSTATUS(status));
 }
 
-/* What the copy must not see is what this process sees. */
+/* This process sees what the copy must not. */
 TEST(variables_count_otherwise)
 {
     char compiler[TCHI_PATH_SIZE];
@@ -88,7 +88,7 @@ TEST(variables_count_otherwise)
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--look-around") == 0) {
-        _exit(look_around()); /* without what a sanitizer does at the end, which such a program may not */
+        _exit(look_around()); /* without a sanitizer's exit checks, which such a program may not run */
     }
     test_begin(argc, argv);
     return test_run(__FILE__, test_folder_make, test_folder_remove);

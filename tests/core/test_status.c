@@ -1,7 +1,7 @@
 /* Status codes, their names, and the thread's message. */
 #include "support/testing.h"
 
-/* The numbers are part of the binary interface: bindings in other languages write them out. */
+/* The numbers are part of the binary interface: bindings in other languages contain them. */
 TEST(numbers_do_not_move)
 {
     assert_int_equal(TCH_OK, 0);
@@ -63,7 +63,7 @@ TEST(message_stays_until_the_next_failure)
     assert_string_equal(tch_last_error(), "");
 }
 
-/* A message is cut, never overrun, when an argument is longer than any message should be. */
+/* A message is truncated, never overrun, if an argument is too long. */
 TEST(long_arguments_do_not_overrun_the_message)
 {
     static char longest[100000];

@@ -1,11 +1,11 @@
-/* Tensors: the layout shared with DLPack, creation, questions, copies with conversion, and fills. */
+/* Tensors: the layout shared with DLPack, creation, queries, copies with conversion, and fills. */
 #include "support/elements.h"
 #include "support/messages.h"
 #include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
-/* DLPack's structures as its specification lists them (the C types it names, in its order). */
+/* DLPack's structures as in its specification. */
 struct dl_device {
     int32_t device_type; /* an enum with int32_t behind it */
     int32_t device_id;
@@ -157,7 +157,7 @@ static double *read_owned(tch_context *context, const tch_tensor *t)
     return values;
 }
 
-/* The pool hands memory out again, so a first tensor is filled with ones for the second to inherit. */
+/* The pool reuses memory, so a first tensor is filled with ones for the second to inherit. */
 TEST(created_tensors_are_zero_and_aligned)
 {
     tch_context *context = *state;
@@ -217,7 +217,7 @@ TEST(scalars_and_empty_tensors)
     tch_tensor_destroy(NULL);
 }
 
-/* Values on both sides of every decision of rounding: ties, the largest, subnormal, overflowing, and not finite. */
+/* Values on both sides of every rounding decision: ties, the largest, subnormal, overflowing, and not finite. */
 /* clang-format off */
 static const double delicate[] = {
     0.0, -0.0, 1.0, -1.0, 1.0 / 3.0, 65504.0, 65519.0, 65520.0,
@@ -235,7 +235,7 @@ static bool same_number(double a, double b)
     return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));
 }
 
-/* Integers are indices and flags: they are copied as they are, and never turned into another type on the way. */
+/* Integers are indices and flags: copied unchanged, and never converted. */
 TEST(integers_keep_their_type)
 {
     tch_context *context = *state;
@@ -268,7 +268,7 @@ typedef struct side {
     test_layout layout;
 } side;
 
-/* `values` may be NULL: then any will do. Conversion rounds once, to nearest even. */
+/* `values` may be NULL: any values. Conversion rounds once, to nearest even. */
 static void copy_one(tch_context *context, int32_t ndim, const int64_t *shape, side from, side to, const double *values)
 {
     test_case("rank %d, %s %s to %s %s", ndim, tch_dtype_name(from.dtype), test_layout_name(from.layout),
@@ -322,7 +322,7 @@ TEST(copies_follow_any_strides)
              (side){*state, TCH_FLOAT64, LAYOUT_TRANSPOSED}, NULL);
 }
 
-/* A tensor with negative strides reaches below its first element, and a copy into that memory is an overlap. */
+/* A tensor with negative strides extends below its first element, and a copy into that memory is an overlap. */
 TEST(backwards_tensors_overlap_below_their_start)
 {
     tch_context *context = *state;
@@ -336,10 +336,10 @@ TEST(backwards_tensors_overlap_below_their_start)
     src.byte_offset += 5 * sizeof(double);
     tch_tensor dst = t->tensor;
     dst.shape = four;
-    dst.byte_offset -= 1 * sizeof(double); /* elements -1 to 2, where src has 2 to 5 */
+    dst.byte_offset -= 1 * sizeof(double); /* elements -1 to 2, while src has 2 to 5 */
     assert_int_equal(tch_tensor_copy(context, &dst, &src), TCH_ERR_LAYOUT);
     test_tensor_check_unchanged(t, "the block");
-    dst.byte_offset += 7 * sizeof(double); /* 6 to 9: beside it */
+    dst.byte_offset += 7 * sizeof(double); /* 6 to 9: adjacent */
     CHECK_OK(tch_tensor_copy(context, &dst, &src));
 }
 
@@ -359,7 +359,7 @@ static int close_host(void **state)
     return closed;
 }
 
-/* From a contiguous tensor of the host to one of the device, and back. */
+/* From a contiguous host tensor to a device tensor, and back. */
 static void cross_both_ways(tch_context *context, tch_dtype type, int32_t ndim, const int64_t *shape, side device,
                             const double *values)
 {
@@ -378,7 +378,7 @@ TEST(crossings_convert)
     }
 }
 
-/* Small whole numbers are the same in every type, so that only their places can go wrong. */
+/* Small integers are exact in every type, so that only their positions can be wrong. */
 static void fill_whole_numbers(double *values, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -401,7 +401,7 @@ TEST(crossings_follow_any_strides)
     }
 }
 
-/* From one block of the pool, in which a row is cut in chunks, to some rows at a time. */
+/* From a chunk that splits a row to several rows at a time. */
 TEST(crossings_fit_a_small_workspace)
 {
     tch_context *context = *state;
@@ -440,7 +440,7 @@ TEST(large_crossings_go_in_chunks)
     tch_tensor_destroy(t);
 }
 
-/* Where a chunk of scratch is not to be had nothing is written; copies that need none are not concerned. */
+/* If scratch cannot be allocated nothing is written; copies that need none succeed. */
 TEST(crossings_without_scratch)
 {
     tch_context *context = *state;
@@ -465,7 +465,7 @@ TEST(crossings_without_scratch)
     test_tensor_check_unchanged(from, "the host's tensor");
 }
 
-/* Nothing on the host's side of a link rearranges: a device refuses, by the tensor's name. */
+/* The host's side must be contiguous: a device rejects others, naming the tensor. */
 TEST(strided_host_tensors)
 {
     tch_context *context = *state;

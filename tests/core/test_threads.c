@@ -1,12 +1,12 @@
-/* Two contexts in two threads: each computes what it computes alone, and each thread has its own message. Threads leave
- * by returning; what they found is judged by the main thread, since a failed check cannot leave another's stack. */
+/* Two contexts in two threads: each gets the results of a single thread, and each thread has its own message. The main
+ * thread checks results, since a failed check cannot unwind another thread's stack. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 
 #include "support/linalg/operations.h"
 #include "support/testing.h"
 
-/* Beside the operations of the table, roots of matrices whose work goes through the blocked algorithms. */
+/* Besides the operations of the table, roots of matrices large enough for blocked algorithms. */
 enum { ROUNDS = 3, LARGE = 130, MOST_CALLS = 64 };
 
 static test_operation operations[MOST_CALLS];
@@ -39,11 +39,11 @@ static void in_threads(int count, void *(*work)(void *), void *arguments, size_t
     }
 }
 
-/* The first test, in which several threads fill the registry at once. */
+/* First, so that several threads fill the registry concurrently. */
 static void *come_and_go(void *argument)
 {
     int *failures = argument;
-    int32_t count = tch_backend_count(); /* complete, whoever fills the list */
+    int32_t count = tch_backend_count(); /* complete, whoever fills it */
     for (int i = 0; i < 50; i++) {
         tch_context *context = NULL;
         *failures += tch_context_create(test_device(), &context) != TCH_OK;
@@ -63,7 +63,7 @@ TEST(contexts_come_and_go_in_many_threads)
     }
 }
 
-/* The outputs of one call; they are compared to the last bit. */
+/* The outputs of one call, compared bitwise. */
 typedef struct outcome {
     tch_status status;
     double *outputs[TEST_MAX_OPERANDS];
@@ -79,12 +79,12 @@ static void record(const test_call *call, outcome *result)
 typedef struct worker {
     tch_context *context;
     test_call *calls; /* one per operation, made by the main thread */
-    int32_t first;    /* where in the table it begins, so that two workers are at different operations */
+    int32_t first;    /* first row, so that two workers run different operations */
     outcome *outcomes;
     pthread_barrier_t *start;
 } worker;
 
-/* Only the library's calls happen here: nothing of cmocka. */
+/* Library calls only, no cmocka. */
 static void *run_calls(void *argument)
 {
     worker *w = argument;
@@ -122,7 +122,7 @@ static void free_worker(worker *w)
     tch_context_destroy(w->context);
 }
 
-/* What the same calls give on one thread. */
+/* The same calls on one thread. */
 static void run_alone(outcome *expected, tch_dtype dtype)
 {
     worker w;
@@ -181,7 +181,7 @@ TEST_WITH(contexts_in_several_threads, list_operations, test_release)
 
 typedef struct speaker {
     char name[16];
-    int wrong; /* times the thread saw a message that was not its own */
+    int wrong; /* times the thread saw another's message */
     char empty_at_start;
 } speaker;
 
@@ -225,7 +225,7 @@ static void *destroy_tensors(void *argument)
     return NULL;
 }
 
-/* Tensors may be given back by another thread while the context goes on working, as garbage collectors do. */
+/* Tensors may be released by another thread while the context is in use, as garbage collectors do. */
 TEST(tensors_may_be_destroyed_by_another_thread)
 {
     tch_context *context = NULL;

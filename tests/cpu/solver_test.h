@@ -1,4 +1,4 @@
-/* What tests of the solvers share: OpenBLAS, and scratch with guard bytes behind it. */
+/* Shared by tests of the solvers: OpenBLAS, and scratch followed by guard bytes. */
 #ifndef TORCHIUM_TESTS_SOLVER_TEST_H
 #define TORCHIUM_TESTS_SOLVER_TEST_H
 
@@ -8,7 +8,7 @@
 
 enum { GUARD = 64 };
 
-/* The program ends where there is none. */
+/* Exits if there is none. */
 static inline const tchi_blas *open_blas(void)
 {
     const char *reason = NULL;
@@ -20,7 +20,7 @@ static inline const tchi_blas *open_blas(void)
     return blas;
 }
 
-/* Aligned to 64 bytes and poisoned: bits that read as NaN. */
+/* Aligned to 64 bytes and poisoned with NaN. */
 static inline void *make_poisoned(size_t bytes)
 {
     void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);

@@ -1,6 +1,8 @@
-/* What the CPU backend's symmetric eigensolver reads and writes: the other triangle of the input is NaN, columns have
- * gaps, and scratch and gaps are poisoned and checked afterwards. With u the round-off and Frobenius norms:
+/* Accesses of the CPU backend's symmetric eigensolver: the other triangle of the input is NaN, columns have gaps, and
+ * scratch and gaps are poisoned and checked afterwards. With u the unit roundoff and Frobenius norms:
+ *
  *     |A V - V W|  <=  (n + 10) u |A|        |V'V - I|  <=  (n + 10) u sqrt(n)
+ *
  * tests/linalg/test_conformance_eigen.c has matrices that are hard for divide and conquer. */
 #include <math.h>
 #include <string.h>
@@ -18,7 +20,7 @@ static const tchi_blas *blas;
 typedef struct precision {
     const char *name;
     tch_dtype dtype;
-    double unit; /* round-off */
+    double unit; /* unit roundoff */
     const tchi_cpu_eigh_solver *solver;
 } precision;
 
@@ -44,7 +46,7 @@ static void set_number(const precision *kind, void *array, int64_t i, double val
 
 enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
-/* A problem as the solver sees it, and a in double, rounded to the precision. */
+/* The solver's input, and a in double, rounded to the precision. */
 typedef struct problem {
     const precision *kind;
     int64_t n, lda;

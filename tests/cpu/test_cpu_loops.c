@@ -1,7 +1,6 @@
-/* The loops of each instruction set that this processor has, beside the plain ones. What moves or rounds single
- * numbers must agree in every bit: conversions, |x|, products with one factor, transposes. Sums of n terms are added
- * up in another order and, at most, in fewer roundings: two of them differ by no more than 2 n u times the sum of
- * the sizes of the terms. */
+/* The loops of each instruction set of this processor vs the scalar ones. Copies and single roundings must agree
+ * bitwise: conversions, |x|, products with one factor, transposes. Sums of n terms have another order and possibly
+ * fewer roundings: they differ by at most 2 n u times the sum of absolute values. */
 #include "backends/cpu/loops/loops.h"
 #include "backends/cpu/update/steps/steps.h"
 #include "support/random.h"
@@ -18,7 +17,7 @@ enum { MANY = 1 << 16 };
 static const tch_scalar scalars[] = {TCH_SCALAR_F64, TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16};
 static const size_t sizes[] = {8, 4, 2, 2};
 
-/* Every half; floats and doubles near the halves and around the ends of the range, NaN with all kinds of payloads. */
+/* Every half; floats and doubles near the halves and around the ends of the range, NaN with various payloads. */
 static void fill_source(int type, void *data)
 {
     test_random random = test_random_stream(31);
@@ -47,7 +46,7 @@ static void check_conversions(const level *l)
             tchi_convert_run reference = plain->conversions->run[scalars[to]][scalars[from]];
             tchi_convert_run run = l->conversions->run[scalars[to]][scalars[from]];
             assert_true((run == NULL) == (reference == NULL));
-            for (int64_t n = MANY - 13; run != NULL && n <= MANY; n += 13) { /* with and without a rest */
+            for (int64_t n = MANY - 13; run != NULL && n <= MANY; n += 13) { /* with and without a remainder */
                 reference(n, source, one);
                 run(n, source, other);
                 for (int64_t i = 0; i < n; i++) {
@@ -64,7 +63,7 @@ static void check_conversions(const level *l)
 
 enum { MOST = 300 };
 
-/* A run in the precision of `which`, and what is in it as doubles. */
+/* An array in the precision of `which`, and its values as doubles. */
 typedef struct run {
     float f32[MOST];
     double f64[MOST];
@@ -100,7 +99,7 @@ static void check_sums(const level *l, int which, int64_t n, const run *x, const
           got - expected);
 }
 
-/* Infinities and NaN of both kinds, anywhere: the NaN are passed over. */
+/* Infinities and NaN of both kinds, anywhere: NaN are skipped. */
 static void check_largest(const level *l, int which, int64_t n, const run *x)
 {
     run y = *x;
@@ -126,7 +125,7 @@ static void check_kronecker(const level *l, int which, int64_t n, const run *x, 
     CHECK(memcmp(one, other, sizeof one) == 0, "a row of 3 by %lld products differs", (long long)n);
 }
 
-/* Into another place, and in place. */
+/* Out of place, and in place. */
 static void check_scale(const level *l, int which, int64_t n, const run *x)
 {
     double one[MOST + 1] = {0}, other[MOST + 1] = {0};
@@ -188,8 +187,8 @@ static float *random_floats(test_random *random, int64_t count)
     return values;
 }
 
-/* Each element against its sum in double: |error| <= (terms + 2) u |alpha| sum |a b|. Numbers beside C stay, and
- * operands end where their memory does, so that a sanitizer sees what is read beyond. */
+/* Each element vs its sum in double: |error| <= (terms + 2) u |alpha| sum |a b|. Gaps in C are unchanged, and operands
+ * end at their allocation's end, so that a sanitizer detects reads beyond. */
 static void check_thin(const tchi_thin_product *thin, test_random *random, int64_t terms, int64_t rows, int64_t cols)
 {
     const float alpha = 0.3f, untouched = 77.0f;

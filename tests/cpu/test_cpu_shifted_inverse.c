@@ -1,6 +1,5 @@
-/* Sums of shifted inverses on the CPU: X = sum of w (A + s I)^(-1), against one Cholesky inversion in float64 for each
- * pole, which is checked against Jacobi's eigenvalues. Results lie in guarded, poisoned memory with gaps between the
- * columns. */
+/* Sums of shifted inverses on the CPU: X = sum of w (A + s I)^(-1), vs one Cholesky inversion in float64 per pole,
+ * which is checked against Jacobi eigenvalues. Results are in guarded, poisoned memory with gaps between columns. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -41,7 +40,7 @@ static size_t element_bytes(const precision *kind)
     return kind->dtype.bits / 8;
 }
 
-/* A matrix between guards, poisoned where there are no values. */
+/* A matrix between guards; unused elements are poisoned. */
 static char *place(const precision *kind, int64_t n, int64_t ld, const double *values)
 {
     const size_t bytes = (size_t)(n * ld + 2 * GUARD) * element_bytes(kind);
@@ -68,7 +67,7 @@ static void check_surroundings(const void *memory, size_t size, int64_t n, int64
     }
 }
 
-/* The problem's solution, or the solver's status where there is none. */
+/* The problem's solution, or the solver's error status. */
 static int solve(const precision *kind, const problem *p, double *x)
 {
     const int64_t n = p->n, lda = n + A_GAP, ldx = n + X_GAP;
@@ -129,7 +128,7 @@ static void round_problem(const precision *kind, problem *p)
     }
 }
 
-/* Random eigenvectors, eigenvalues falling from 1 to 1/condition. */
+/* Random eigenvectors, geometric eigenvalues from 1 down to 1/condition. */
 static problem make_problem(const precision *kind, int64_t n, int64_t poles, double condition)
 {
     problem p = {.n = n, .a = square(n)};
@@ -152,7 +151,7 @@ static void check_symmetric(int64_t n, const double *x)
     }
 }
 
-/* The solver must agree with the plain form to `tolerance`, relative, in the Frobenius norm. */
+/* The solver must agree with the reference to `tolerance`, relative, in the Frobenius norm. */
 static void compare_forms(const precision *kind, const problem *p, double tolerance)
 {
     size_t mark = test_mark();
@@ -166,9 +165,8 @@ static void compare_forms(const precision *kind, const problem *p, double tolera
     test_release_since(mark);
 }
 
-/* Rounding in sums of n terms adds up like random numbers, and a backward error of a few units in A is magnified by
- * at most the condition of the worst shifted matrix; as the errors of many elements rarely conspire, a fraction of
- * the condition is what a sound method shows. */
+/* Rounding errors in sums of n terms accumulate randomly, and a backward error of a few units in A is magnified by at
+ * most the condition number of the worst shifted matrix; a sound method shows a fraction of it. */
 static double expected_error(const precision *kind, int64_t n, double condition)
 {
     return kind->unit * (8 + 2 * sqrt((double)n) + condition / 4);
@@ -263,8 +261,8 @@ TEST(diagonal_matrices)
     }
 }
 
-/* Rows and columns of very different size. tests/linalg/roots/test_root_errors.c has low ranks and matrices that are
- * huge and tiny as a whole. */
+/* Badly scaled rows and columns. tests/linalg/roots/test_root_errors.c has low ranks and matrices of huge and tiny
+ * norm. */
 TEST(graded_matrices)
 {
     const int64_t n = 150;
@@ -301,7 +299,7 @@ TEST(matrices_that_are_not_finite_are_refused)
     }
 }
 
-/* The eigenvalue -1/2 is harmless for shifts above 1/2 and fatal for those below; the first such pole is named. */
+/* The eigenvalue -1/2 is harmless for shifts above 1/2 and fatal for those below; the first such pole is reported. */
 TEST(the_first_pole_without_a_factor_is_named)
 {
     static const int64_t sizes[] = {1, 20, 50, 70, 180};
@@ -337,7 +335,7 @@ TEST(no_rows)
     }
 }
 
-/* A batch is split over threads, each with a matrix of its own. */
+/* A batch is distributed over threads, each with its own matrix. */
 TEST(calls_in_a_parallel_region_agree)
 {
     enum { BATCH = 6 };
@@ -366,7 +364,7 @@ TEST(calls_in_a_parallel_region_agree)
     }
 }
 
-/* Half of the smallest normal number is zero while subnormal ones are flushed, and itself before and after. */
+/* Half of the smallest normal number is zero while subnormals are flushed, and unchanged before and after. */
 TEST(subnormals_are_flushed_and_kept_again)
 {
     volatile double smallest = DBL_MIN;

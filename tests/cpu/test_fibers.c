@@ -1,18 +1,18 @@
-/* The threads of a block on one thread of the CPU: numbers that a thread keeps in registers while it waits are its own
- * again afterwards, and barriers, shuffles and votes answer as CUDA says; test_kernel_sources.c has waits without end.
- * The file under test is included, so that test_fibers_guards.c can give it the guards of older kernels. */
+/* The threads of a block on one CPU thread: registers survive waits, and barriers, shuffles and votes follow CUDA;
+ * test_kernel_sources.c has deadlocks. The file under test is included, so that test_fibers_guards.c can give it the
+ * guards of older kernels. */
 #include "backends/cpu/user_kernel/kernel_fibers.c"
 
 #include "support/testing.h"
 
-enum { THREADS = 75, ROUNDS = 5, NUMBERS = 12 }; /* two warps and a part of one */
+enum { THREADS = 75, ROUNDS = 5, NUMBERS = 12 }; /* two warps and a partial one */
 
 static const tchi_cpu_launch launch = {.grid = {4, 1, 1}, .block = {THREADS, 1, 1}};
 static double sums[THREADS];
 static int64_t last_block;
 static int wrong;
 
-/* --- what kernel_fibers.c asks of the library -------------------------------------------------------------------- */
+/* --- required by kernel_fibers.c --------------------------------------------------------------------------------- */
 
 static void *allocate(size_t bytes, size_t alignment)
 {
@@ -44,8 +44,8 @@ static uint64_t wait_for(const tchi_cpu_launch *l, int32_t kind, uint32_t mask, 
     return l->wait(l->runner, &wait);
 }
 
-/* Whole and broken numbers that live across every wait, more than there are registers a call leaves alone; failures are
- * counted, as cmocka's way out must not be taken from another stack. */
+/* Integers and fractions that are live across every wait, more than there are callee-saved registers; failures are
+ * counted, since cmocka cannot unwind another stack. */
 static void keep_numbers(const tchi_cpu_launch *l, int32_t thread)
 {
     double x[NUMBERS];
@@ -71,7 +71,7 @@ static void keep_numbers(const tchi_cpu_launch *l, int32_t thread)
     sums[thread] = sum;
 }
 
-/* Lanes of the last warp that do not exist count as having come, and who asks one gets their own value back. */
+/* Missing lanes of the last warp count as arrived, and a shuffle from one returns the thread's own value. */
 static void shuffle_and_vote(const tchi_cpu_launch *l, int32_t thread)
 {
     const int first = thread / LANES * LANES;
@@ -107,7 +107,7 @@ static tchi_fibers *make_fibers(int threads, size_t stack_bytes)
 TEST(everything)
 {
     tchi_fibers *fibers = make_fibers(THREADS, STACK);
-    for (int again = 0; again < 2; again++) { /* the stacks are kept from launch to launch */
+    for (int again = 0; again < 2; again++) { /* stacks are reused between launches */
         assert_null(run_blocks(fibers, keep_numbers));
         CHECK(wrong == 0 && last_block == 3, "%d numbers changed, the last block is %d", wrong, (int)last_block);
         for (int thread = 0; thread < THREADS; thread++) {
@@ -121,8 +121,8 @@ TEST(everything)
 
 /* --- stacks ------------------------------------------------------------------------------------------------------ */
 
-/* Every guard begins and ends with a page, is no smaller than what compilers step over, and leaves a stack what was
- * asked for, whatever a page is. */
+/* Every guard begins and ends with a page, is at least as large as the stack steps that compilers probe, and leaves the
+ * requested stack size, for any page size. */
 TEST(pages_of_any_size)
 {
     static const size_t pages[] = {4096, 16384, 65536, 262144}, stacks[] = {1, STACK - 1, STACK, STACK + 1, 1081344};
@@ -138,13 +138,13 @@ TEST(pages_of_any_size)
     }
     tchi_fibers *fibers = make_fibers(1, 1);
     unmap_stacks(fibers);
-    assert_int_equal(map_stacks(fibers, 65536, THREADS, STACK), 0); /* as if pages were of 64 KiB */
+    assert_int_equal(map_stacks(fibers, 65536, THREADS, STACK), 0); /* with pages of 64 KiB */
     assert_null(run_blocks(fibers, keep_numbers));
     assert_int_equal(wrong, 0);
     tchi_fibers_destroy(fibers);
 }
 
-/* All of a stack is a thread's own: what lies at its far end stays what it was while the others fill theirs. */
+/* All of a stack belongs to one thread: its far end is unchanged while the others fill theirs. */
 static void use_all(const tchi_cpu_launch *l, int32_t thread)
 {
     volatile unsigned char local[STACK];
@@ -157,7 +157,7 @@ static void use_all(const tchi_cpu_launch *l, int32_t thread)
     }
 }
 
-/* Stacks grow where a kernel needs larger ones, or has larger blocks, and then stay. */
+/* Stacks grow if a kernel needs larger ones, or has larger blocks, and then stay. */
 TEST(stacks_grow)
 {
     tchi_fibers *fibers = make_fibers(2, 4096);
@@ -174,8 +174,8 @@ TEST(stacks_grow)
     tchi_fibers_destroy(fibers);
 }
 
-/* A machine of 72 cores, each with the largest block: as many as are allowed can be had, and the process has mappings
- * left for others. */
+/* A machine of 72 cores, each with the largest block: the maximum number can be allocated, and the process has mappings
+ * left. */
 TEST(many_cores)
 {
     enum { CORES = 72 };

@@ -1,3 +1,3 @@
-/* The guards of kernels before Linux 6.13, on whichever kernel runs the tests. */
+/* The guards for Linux before 6.13, on any version. */
 #define TCHI_GUARD_ADVICE 9999
 #include "test_fibers.c"

@@ -1,6 +1,6 @@
-/* Which OpenBLAS is opened, and what is said where none can be. blas.c is compiled into this program with a path of
- * configuration that leads nowhere, and LD_LIBRARY_PATH shows the loader files that are no libraries, so that what the
- * system has does not matter. OpenBLAS is opened once in a process: every case is a child of its own. */
+/* Which OpenBLAS is loaded, and the error if there is none. blas.c is compiled into this program with an invalid
+ * configured path, and LD_LIBRARY_PATH has files that are not libraries, so that the system's OpenBLAS does not matter.
+ * OpenBLAS is loaded once per process: every case has its own child. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 #include "backends/cpu/runtime/blas/blas.h"
 #include "support/testing.h"
 
-/* Fails in a child: says which text lacks what, and ends it. */
+/* Fails in a child: says which text lacks what, and exits. */
 static void expect(const char *text, const char *part)
 {
     if (strstr(text, part) == NULL) {
@@ -87,7 +87,7 @@ static void nothing_at_all(void)
     expect(reason, "TORCHIUM_BLAS");
 }
 
-/* A library of 64-bit integers would read ours together with what lies beside them. */
+/* A library of 64-bit integers would read adjacent memory as part of an argument. */
 static void wide_integers(void)
 {
     setenv("FAKE_OPENBLAS", "OpenBLAS 9.8.7 USE64BITINT", 1);
@@ -109,7 +109,7 @@ static void *open_on_thread(void *argument)
     return argument;
 }
 
-/* A child of a fork while another thread opens the library finds it opened. */
+/* A child forked while another thread loads the library finds it loaded. */
 static void fork_while_it_is_opened(void)
 {
     int ends[2], status = -1;
@@ -121,7 +121,7 @@ static void fork_while_it_is_opened(void)
                  pthread_create(&thread, NULL, open_on_thread, NULL) == 0 && read(ends[0], text, 1) == 1;
     pid_t child = began ? fork() : -1;
     if (child == 0) {
-        alarm(20); /* a lock that the other thread held would never be released */
+        alarm(20); /* a lock held by the other thread would never be released */
         expect(opened()->version, "9.8.7");
         _exit(0);
     }

@@ -1,7 +1,6 @@
-/* BLAS calls that are divided among our threads, as with an OpenBLAS that does not share them, against the definition
- * of each. Sizes are odd, so that no part is like another. Every sum has at most ORDER terms of size one: its error is
- * at most ORDER times the unit of rounding, and what triangular solves make of it stays below ten times that, their
- * matrices being near the identity. */
+/* BLAS calls that the library divides among threads, for an OpenBLAS without threads of its own, vs their definitions.
+ * Sizes are odd, so that parts differ. Every sum has at most ORDER terms of size one: its error is at most ORDER times
+ * the unit roundoff, and triangular solves with matrices near the identity stay below ten times that. */
 #include <math.h>
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
@@ -13,7 +12,7 @@ enum { ORDER = 389, SIDE = 421, DEPTH = 203, MOST_THREADS = 7 };
 static tchi_blas blas;
 static tchi_cpu_state cpu = {.blas = &blas};
 
-/* Entries as they are in both types: multiples of 2^-8 in [-1, 1). */
+/* Exact in both types: multiples of 2^-8 in [-1, 1). */
 static void fill_numbers(uint64_t stream, int64_t count, double *x, float *y)
 {
     test_random random = test_random_stream(stream);
@@ -23,7 +22,7 @@ static void fill_numbers(uint64_t stream, int64_t count, double *x, float *y)
     }
 }
 
-/* What a check works on: the same numbers in both types, and what is expected of them. */
+/* The same numbers in both types, and expected results. */
 typedef struct numbers {
     double *f64;
     float *f32;
@@ -86,7 +85,7 @@ static void check_syrk(int trans)
     tchi_parallel_blas_f64.syrk(&cpu, trans, ORDER, DEPTH, -1.0, a.f64, SIDE, 1.0, c.f64, SIDE);
     tchi_parallel_blas_f32.syrk(&cpu, trans, ORDER, DEPTH, -1.0, a.f32, SIDE, 1.0, c.f32, SIDE);
     for (int64_t i = 0; i < ORDER; i++) {
-        for (int64_t j = 0; j < ORDER; j++) { /* above the diagonal nothing is written */
+        for (int64_t j = 0; j < ORDER; j++) { /* nothing is written above the diagonal */
             double x = before.f64[i * SIDE + j];
             double expected = j <= i ? x - sum_of(a.f64, trans, a.f64, other, i, j) : x;
             compare_both("syrk", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
@@ -94,7 +93,7 @@ static void check_syrk(int trans)
     }
 }
 
-/* Of `count` products, of elements of a that follow each other and of b that are `step` apart. */
+/* A sum of `count` products, of contiguous elements of a and elements of b `step` apart. */
 TEST_REFERENCE static double dot_of_rows(int64_t count, const double *a, const double *b, int64_t step)
 {
     double sum = 0;
@@ -138,7 +137,7 @@ static numbers make_lower(uint64_t stream)
     return l;
 }
 
-/* (L L') from the definition, then its factor must be L. */
+/* (L L') from the definition; its factor must be L. */
 static void check_potrf(void)
 {
     numbers l = make_lower(7), a = make_numbers(0, SIDE * SIDE);
@@ -158,7 +157,7 @@ static void check_potrf(void)
     }
 }
 
-/* The identity with one entry that is not positive: LAPACK counts minors from 1. */
+/* The identity with one nonpositive entry: LAPACK counts minors from 1. */
 static void check_not_positive(int64_t where)
 {
     numbers a = make_numbers(0, SIDE * SIDE);
@@ -182,7 +181,7 @@ TEST_REFERENCE static void multiply_back(const double *l, int trans, numbers x, 
     }
 }
 
-/* Multiplying the solution by L, or L', must give the right-hand side. */
+/* L or L' times the solution must be the right-hand side. */
 static void check_trsm(int trans)
 {
     numbers l = make_lower(8), b = make_numbers(9, SIDE * SIDE), x = make_numbers(9, SIDE * SIDE);
@@ -236,7 +235,7 @@ int main(int argc, char **argv)
 {
     test_begin(argc, argv);
     blas = *open_blas();
-    /* Whatever was opened: inside our regions each of its calls has one thread. */
+    /* With any OpenBLAS: inside the library's parallel regions each call has one thread. */
     blas.threading = TCHI_BLAS_SEQUENTIAL;
     return test_run(__FILE__, NULL, NULL);
 }

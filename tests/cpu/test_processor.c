@@ -1,4 +1,4 @@
-/* The processor's name as /proc/cpuinfo of different kernels tells it. */
+/* The processor's name from /proc/cpuinfo of various kernels. */
 #include "backends/cpu/runtime/processor.h"
 #include "support/testing.h"
 
@@ -37,7 +37,7 @@ TEST(names)
     }
 }
 
-/* As many kinds of cores as fit, and no half of one. */
+/* As many kinds of cores as fit, without truncating one. */
 TEST(short_room)
 {
     char name[20];
