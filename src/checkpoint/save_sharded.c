@@ -267,7 +267,8 @@ static tch_status write_index(const shard_save *s, bool *standing)
 
 /* A barrier of all ranks, which also computes the maximum of the numbers. The error is this rank's, or reports
  * another's; if the group itself fails, *met is false. */
-static tch_status agree_on(const shard_save *s, tch_status status, int32_t values[4], const char *what, bool *met)
+static tch_status agree_on(const shard_save *s, tch_status status, int32_t values[TCHI_AGREED], const char *what,
+                           bool *met)
 {
     char message[1024];
     snprintf(message, sizeof message, "%s", status == TCH_OK ? "" : tch_last_error());
@@ -288,7 +289,7 @@ static tch_status agree_on(const shard_save *s, tch_status status, int32_t value
 static tch_status agree_on_number(shard_save *s, tch_status status)
 {
     bool met;
-    int32_t values[4] = {0, 0, 0, INT32_MIN};
+    int32_t values[TCHI_AGREED] = {0, 0, 0, INT32_MIN};
     if (s->rank == 0 && status == TCH_OK) {
         uint64_t bits = tchi_random_bits();
         status = find_permissions(s);
@@ -310,7 +311,7 @@ static tch_status write_file(shard_save *s)
     bool met;
     name_file(s, s->rank, s->file);
     tch_status written = tchi_writer_write(s->writer, s->context, s->file, &s->permissions, &s->part);
-    tch_status status = agree_on(s, written, (int32_t[4]){0}, "write its file", &met);
+    tch_status status = agree_on(s, written, (int32_t[TCHI_AGREED]){0}, "write its file", &met);
     if (written == TCH_OK && status != TCH_OK) {
         tchi_part_file_close(&s->part);
     }
@@ -332,7 +333,7 @@ static tch_status name_files(shard_save *s)
     bool met;
     tch_status status = tchi_part_file_commit(&s->part);
     tchi_part_file_close(&s->part);
-    status = agree_on(s, status, (int32_t[4]){0}, "name its file", &met);
+    status = agree_on(s, status, (int32_t[TCHI_AGREED]){0}, "name its file", &met);
     if (status != TCH_OK && (met || s->rank == 0)) {
         remove_files(s);
     }
@@ -347,7 +348,7 @@ static tch_status finish_index(shard_save *s)
     if (status != TCH_OK && !standing) {
         remove_files(s);
     }
-    return agree_on(s, status, (int32_t[4]){0}, "write the index", &met);
+    return agree_on(s, status, (int32_t[TCHI_AGREED]){0}, "write the index", &met);
 }
 
 static tch_status check_save(const shard_save *s)

@@ -158,23 +158,23 @@ tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *v
 }
 
 /* Through device memory, if collectives require it. */
-static tch_status largest_on_device(tch_comm *comm, tch_context *context, int32_t values[4], int32_t *there)
+static tch_status largest_on_device(tch_comm *comm, tch_context *context, int32_t values[TCHI_AGREED], int32_t *there)
 {
     const tch_device_ops *t = context->backend->device;
-    double bits[2];
+    double bits[TCHI_AGREED / 2];
     memcpy(bits, values, sizeof bits);
     TCHI_TRY(t->copy_bytes(context->state, there, bits, sizeof bits, TCH_COPY_NUMBERS));
-    TCHI_TRY(tchi_comm_reduce_max(comm, context, there, 4));
+    TCHI_TRY(tchi_comm_reduce_max(comm, context, there, TCHI_AGREED));
     return t->copy_bytes(context->state, values, there, sizeof bits, TCH_COPY_TO_HOST);
 }
 
-tch_status tchi_comm_largest(tch_comm *comm, tch_context *context, int32_t values[4])
+tch_status tchi_comm_largest(tch_comm *comm, tch_context *context, int32_t values[TCHI_AGREED])
 {
     if (context->backend->host_memory) {
-        return tchi_comm_reduce_max(comm, context, values, 4);
+        return tchi_comm_reduce_max(comm, context, values, TCHI_AGREED);
     }
     void *there;
-    TCHI_TRY(tchi_pool_allocate(context->pool, 4 * (int64_t)sizeof *values, &there));
+    TCHI_TRY(tchi_pool_allocate(context->pool, TCHI_AGREED * (int64_t)sizeof *values, &there));
     tch_status status = largest_on_device(comm, context, values, there);
     tchi_pool_free(context->pool, there);
     return status;
@@ -214,7 +214,7 @@ tch_status tchi_loading_agree(const tchi_loading *loading, tch_status status, co
     }
     snprintf(message, sizeof message, "%s", status == TCH_OK ? "" : tch_last_error());
     int32_t number = hash_of_counts(loading);
-    int32_t seen[4] = {status != TCH_OK, number, ~number, 0};
+    int32_t seen[TCHI_AGREED] = {status != TCH_OK, number, ~number};
     TCHI_TRY(tchi_comm_largest(loading->comm, loading->context, seen));
     if (status != TCH_OK) {
         return tchi_fail(status, "%s", message);

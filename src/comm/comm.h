@@ -14,9 +14,15 @@ tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive,
                                 void *stream);
 tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count);
 
-/* The same for four host numbers; synchronizes. With device memory, a failure before the collective leaves the other
+/* Every agreement of ranks is a reduction of this many numbers, so that one who does something else, or refuses, is
+ * found out and not waited for. Numbers come in pairs with their complements: equal on all ranks if they remain so. A
+ * step has a first number of 0 or more; whatever else ranks do, a negative one. */
+enum { TCHI_AGREED = 8 };
+#define TCHI_REFUSED INT32_MIN
+
+/* The same for host numbers; synchronizes. With device memory, a failure before the collective leaves the other
  * ranks waiting; with host memory nothing can fail. */
-tch_status tchi_comm_largest(tch_comm *comm, tch_context *context, int32_t values[4]);
+tch_status tchi_comm_largest(tch_comm *comm, tch_context *context, int32_t values[TCHI_AGREED]);
 
 tch_status tchi_comm_check(tch_comm *comm);
 

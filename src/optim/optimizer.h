@@ -59,6 +59,7 @@ typedef struct tchi_param {
     tch_moments moments;        /* their storage type */
     float *scale[2];            /* of int8 moments */
     int64_t steps_seen;         /* steps with a gradient, including the current one */
+    bool was_absent;            /* it had no gradient at the last step */
     uint64_t clock_id;          /* equal for parameters whose clocks are equal */
     int64_t base;               /* offset of its first element in the whole parameter */
     char *staged;               /* of a tile: buffer in which its gradient is assembled */

@@ -345,7 +345,8 @@ static void count_step(tch_optimizer *o, const tchi_step *now)
 {
     for (int32_t i = 0; i < o->params.count; i++) {
         tchi_param *p = tchi_param_at(o, i);
-        if (now->gradients[i].data != NULL) {
+        p->was_absent = now->gradients[i].data == NULL;
+        if (!p->was_absent) {
             p->steps_seen++;
             p->clock_id = (p->clock_id ^ (uint64_t)(o->steps + 1)) * 0x9E3779B97F4A7C15u;
         }

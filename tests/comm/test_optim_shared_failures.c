@@ -116,7 +116,7 @@ TEST(wrong_calls)
 {
     static const char cover[] = "overlap without being equal, or leave elements out";
     static const char outside[] = "outside the tensor or the group";
-    static const char apart[] = "gradients of different parameters";
+    static const char apart[] = "gradients of different parameters: some have one of '";
     static const struct {
         const char *name;
         tch_optim_kind kind;

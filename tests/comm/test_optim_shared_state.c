@@ -217,7 +217,7 @@ TEST(one_shape_in_buckets)
         /* All results to two ranks, two thirds of a matrix, and the agreement of ranks. */
         int64_t element = kinds[k] == TCH_OPTIM_MUON && !test_on_cpu() ? 2 : 4;
         int64_t matrix = EQUAL_ROWS * EQUAL_COLS * element;
-        int64_t expected = COUNTED_STEPS * (2 * EQUAL * matrix + 2 * matrix / 3 + 3 * 12);
+        int64_t expected = COUNTED_STEPS * (2 * EQUAL * matrix + 2 * matrix / 3 + 3 * 32);
         CHECK(bytes == expected, "%lld bytes, expected %lld", (long long)bytes, (long long)expected);
         placed_numbers_close(&t->numbers);
     }

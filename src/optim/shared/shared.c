@@ -8,8 +8,10 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "optim/config.h"
 #include "optim/create.h"
 #include "optim/method.h"
+#include "optim/saved_state.h"
 #include "optim/shape.h"
 
 /* --- opening and closing ----------------------------------------------------------------------------------------- */
@@ -186,23 +188,18 @@ tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const
 
 /* --- agreement --------------------------------------------------------------------------------------------------- */
 
-/* Stores both numbers as one 64-bit value, asynchronously. */
-static tch_status store_pair(tch_optimizer *o, int32_t number)
+static bool is_same(const int32_t pair[2])
 {
-    int32_t pair[2] = {number, ~number};
-    double bits;
-    memcpy(&bits, pair, sizeof bits);
-    return o->context->backend->device->copy_bytes(o->context->state, o->shared->agreement, &bits, sizeof bits,
-                                                   TCH_COPY_NUMBERS);
+    return pair[0] == ~pair[1];
 }
 
 static tch_status compare(tch_comm *comm, tch_context *context, uint64_t hash)
 {
     int32_t low = (int32_t)(hash & 0x7FFFFFFF);
     int32_t high = (int32_t)(hash >> 33);
-    int32_t seen[4] = {low, high, ~low, ~high};
+    int32_t seen[TCHI_AGREED] = {~low, low, high, ~high};
     TCHI_TRY(tchi_comm_largest(comm, context, seen));
-    if (seen[0] != ~seen[2] || seen[1] != ~seen[3]) {
+    if (!is_same(seen) || !is_same(seen + 2)) {
         return tchi_fail(TCH_ERR_COMM,
                          "the ranks of the group were given different models, options or placements, or one of them "
                          "could not make its part: names, shapes, types, options and shards must be the same on all");
@@ -219,14 +216,42 @@ tch_status tchi_shared_compare(tch_comm *comm, tch_context *context, uint64_t ha
     return status == TCH_OK ? agreed : tchi_fail(status, "%s", message);
 }
 
-/* A hash of which gradients exist. */
-static int32_t hash_presence(const tch_optimizer *o, const tchi_step *now)
+/* Without the sign bit. */
+static int32_t folded(uint64_t hash)
 {
-    uint32_t hash = 0x811C9DC5u;
-    for (int32_t i = 0; i < o->params.count; i++) {
-        hash = (hash ^ (uint32_t)(now->gradients[i].data != NULL)) * 0x01000193u;
+    return (int32_t)((hash ^ hash >> 32) & 0x7FFFFFFF);
+}
+
+static uint64_t hash_options(const tch_optimizer *o)
+{
+    uint64_t hash = TCHI_HASH_BEGIN;
+    for (int32_t g = 0; g < o->groups.count; g++) {
+        for (int32_t i = 0; i < tchi_optim_options.count; i++) {
+            double value = tchi_option_value(&tchi_optim_options.rows[i], &tchi_group_at(o, g)->config);
+            hash = tchi_hash(hash, &value, sizeof value);
+        }
     }
-    return (int32_t)(hash & 0x7FFFFFFF);
+    return hash;
+}
+
+/* Asynchronous. Without a step a refusal. */
+static tch_status store_agreement(tch_optimizer *o, const tchi_step *now)
+{
+    int32_t odd = INT32_MAX;
+    uint64_t options = now == NULL ? 0 : hash_options(o);
+    uint64_t hash = options;
+    for (int32_t i = (int32_t)o->params.count - 1; i >= 0 && now != NULL; i--) {
+        const tchi_param *p = tchi_param_at(o, i);
+        bool absent = now->gradients[i].data == NULL;
+        hash = tchi_hash_number(hash, 2 * p->steps_seen + absent);
+        odd = absent != p->was_absent ? i : odd;
+    }
+    int32_t all = now == NULL ? TCHI_REFUSED : folded(hash);
+    int32_t numbers[6] = {all, ~all, odd, ~odd, folded(options), ~folded(options)};
+    double bits[3];
+    memcpy(bits, numbers, sizeof numbers);
+    return o->context->backend->device->copy_bytes(o->context->state, o->shared->agreement, bits, sizeof bits,
+                                                   TCH_COPY_NUMBERS);
 }
 
 tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, const int32_t *found,
@@ -235,31 +260,46 @@ tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, con
     tchi_agreement *a = optimizer->shared->agreement;
     const tch_backend *t = optimizer->context->backend;
     TCHI_TRY(tchi_comm_check(optimizer->shared->comm));
-    TCHI_TRY(store_pair(optimizer, hash_presence(optimizer, now)));
+    TCHI_TRY(store_agreement(optimizer, now));
     TCHI_TRY(t->update->decide_skip(optimizer->context->state, found, found_inf, NULL, &a->found, a->spare));
-    TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, a->pair, 3));
+    TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, a->all, TCHI_AGREED));
     *found_by_any = &a->found;
-    *agreement = a->pair;
+    *agreement = a->all;
     return TCH_OK;
 }
 
-/* A value that no rank with gradients sends: the others detect the disagreement and skip. */
 tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status)
 {
     char message[1024];
     snprintf(message, sizeof message, "%s", tch_last_error());
-    TCHI_TRY(store_pair(optimizer, -1));
-    TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, optimizer->shared->agreement->pair, 3));
+    TCHI_TRY(store_agreement(optimizer, NULL));
+    TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, optimizer->shared->agreement->all,
+                                  TCHI_AGREED));
     return tchi_fail(status, "%s", message);
 }
 
-static tch_status check_agreement(const tchi_agreement *seen, const char *when)
+static tch_status check_agreement(const tch_optimizer *o, const tchi_agreement *seen, const char *when)
 {
-    return seen->pair[0] == ~seen->pair[1]
-               ? TCH_OK
-               : tchi_fail(TCH_ERR_COMM,
-                           "%sthe ranks of the group came with gradients of different parameters; nothing was changed",
-                           when);
+    int32_t odd = ~seen->odd[1]; /* the least of all ranks' */
+    if (is_same(seen->all)) {
+        return TCH_OK;
+    }
+    if (seen->all[1] >= 0) {
+        return tchi_fail(TCH_ERR_COMM, "%s%s; nothing was changed", when,
+                         seen->all[1] == ~TCHI_REFUSED
+                             ? "another rank of the group could not take the step, and its error says why"
+                             : "another rank of the group did not take a step: it has its first gradients, or none "
+                               "yet, or another option or layout of gradients");
+    }
+    if (!is_same(seen->odd) && odd >= 0 && odd < o->params.count) {
+        return tchi_fail(TCH_ERR_COMM,
+                         "%sthe ranks of the group came with gradients of different parameters: some have one of '%s' "
+                         "and some have none; nothing was changed",
+                         when, tchi_param_at(o, odd)->name);
+    }
+    return tchi_fail(TCH_ERR_COMM, "%sthe ranks of the group came with %s; nothing was changed", when,
+                     is_same(seen->options) ? "gradients of different parameters, or after different numbers of steps"
+                                            : "different options of their groups, such as lr");
 }
 
 tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
@@ -278,7 +318,7 @@ tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
     }
     TCHI_TRY(
         d->copy_bytes(optimizer->context->state, &seen, optimizer->shared->agreement, sizeof seen, TCH_COPY_TO_HOST));
-    return check_agreement(&seen, "");
+    return check_agreement(optimizer, &seen, "");
 }
 
 tch_status tchi_shared_look_back(tch_optimizer *optimizer)
@@ -289,7 +329,7 @@ tch_status tchi_shared_look_back(tch_optimizer *optimizer)
                                                                     &seen));
     }
     optimizer->shared->asked = false;
-    return seen == NULL ? TCH_OK : check_agreement(seen, "at the last step ");
+    return seen == NULL ? TCH_OK : check_agreement(optimizer, seen, "at the last step ");
 }
 
 tchi_param *tchi_shared_find_span(const tch_optimizer *optimizer, tchi_param *tile)

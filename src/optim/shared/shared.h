@@ -114,10 +114,14 @@ static inline tchi_bucket *tchi_bucket_at(const tchi_exchange *x, int64_t i)
     return (tchi_bucket *)x->buckets.items + i;
 }
 
-/* Reduced by maximum over the group: a number and its complement, which stay complements only if all ranks sent the
- * same number; and whether anything is not finite. */
+/* A step's agreement, reduced by maximum over the group. Each pair is a number and its complement, which stay
+ * complements only if all ranks sent the same number. */
 typedef struct tchi_agreement {
-    int32_t pair[2], found, unused;
+    int32_t all[2];     /* a hash of the others, of which gradients exist, and of the numbers of steps */
+    int32_t odd[2];     /* the first parameter that has a gradient, or none, unlike at the last step; for the message */
+    int32_t options[2]; /* a hash of the groups' options */
+    int32_t found;      /* whether anything is not finite */
+    int32_t unused;
     double spare[2];
 } tchi_agreement;
 
