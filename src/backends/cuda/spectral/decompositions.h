@@ -7,9 +7,8 @@
 
 TCH_BEGIN_DECLS
 
-/* Flagged matrices, and those with a NaN or an infinity, which are flagged NOT_FINITE, become the identity. Others
- * whose squared entries would leave the range of their type are multiplied by a power of two; exponents[b] is the power
- * to multiply the eigenvalues by, or 0. */
+/* Flagged matrices, and those with a NaN or an infinity, which are flagged NOT_FINITE, become the identity. Others are
+ * multiplied by a power of two; exponents[b] is the power to multiply the eigenvalues by. */
 tch_status tchi_cuda_eigh_prepare(const tchi_cuda_state *state, const tch_matrices *v, int32_t *exponents,
                                   int32_t *flags);
 
