@@ -49,25 +49,29 @@ static uint16_t level_of(double norm, int64_t elements)
 
 /* Compares the norm of a block's direction, stored with factor k, to that right after the latest refresh of its roots.
  * Stale roots let the direction grow with the gradients, or shrink; rounding and noise do so less than the limits. A
- * direction of zeros means nothing. */
+ * direction of zeros means nothing; a negative norm is that of a skipped step, whose refreshes are repeated. */
 static void note_norm(const tch_optimizer *o, tchi_factor_batch *f, int64_t k, double norm)
 {
     const tchi_block_batch *c = tchi_block_batch_at(o, f->block_batch[k]);
     double limit = LEVELS * log2(tchi_group_at(o, f->group)->config.shampoo.refresh_drift);
-    uint16_t level = isfinite(norm) ? level_of(norm, c->elements) : 0;
-    double change = (double)level - (double)f->level[k];
     bool fresh = false;
     for (int32_t j = 0; j < c->order; j++) {
         const tchi_factor_batch *other = tchi_factor_batch_of(o, c, j);
         fresh = fresh || (other != NULL && other->refresh[c->position[j] + f->block[k]]);
     }
+    bool skipped = norm < 0.0;
+    if (norm == 0.0 || (skipped && !fresh)) {
+        return;
+    }
+    uint16_t level = isfinite(norm) && !skipped ? level_of(norm, c->elements) : 0;
+    double change = (double)level - (double)f->level[k];
     bool stale = level == 0 || (!fresh && (f->level[k] == 0 || change > limit || change < -limit - LEVELS));
-    for (int32_t j = 0; j < c->order && norm != 0.0; j++) {
+    for (int32_t j = 0; j < c->order; j++) {
         if (c->factor_batch[j] >= 0) {
             tchi_factor_batch_of(o, c, j)->stale[c->position[j] + f->block[k]] = stale;
         }
     }
-    f->level[k] = fresh && norm != 0.0 ? level : f->level[k];
+    f->level[k] = fresh && !skipped ? level : f->level[k];
 }
 
 static void note_all(tch_optimizer *o, tchi_factor_batch *f, const int32_t *flags)

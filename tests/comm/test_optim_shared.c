@@ -146,7 +146,7 @@ TEST(every_kind)
          TCH_OPTIM_SHAMPOO,
          F32,
          1e-4,
-         {SET(shampoo.refresh_drift, 1.5), SET(shampoo.precondition_frequency, 8)}},
+         {SET(shampoo.refresh_drift, 1.5), SET(shampoo.precondition_frequency, 8), SET(numerics.damping, 1e-4)}},
         {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F64, 1e-4, {SET(shampoo.precondition_frequency, 3)}},
         {"kl_shampoo with l2, packed",
          TCH_OPTIM_KL_SHAMPOO,

@@ -233,9 +233,9 @@ typedef tch_status tch_precondition_op(void *state, const tch_preconditioner *pr
 typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update, uint32_t *notes);
 /* d = block[1], or block[0] where that is NULL, scaled by the rule; with momentum != 0 and state[2] not NULL, buffer
  * (state[2]) = momentum buffer + d; d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) where
- * `decay` is set; p = p - lr factor d. */
+ * `decay` is set; p = p - lr factor d. Where skip is set, norms of these blocks become -1 and nothing else changes. */
 typedef tch_status tch_apply_op(void *state, const tch_update *update, tch_block_scale scale,
-                                const double *target_norms, const double *norms, int32_t nesterov, int32_t decay);
+                                const double *target_norms, double *norms, int32_t nesterov, int32_t decay);
 /* NorMuon's step, for blocks of one rectangle each, whose rows are those of the rectangle, or its columns where
  * by_column is set: v (state[1], one number for each row) = beta2 v + (1 - beta2) times the mean of block[0]^2 over the
  * row; d is block[0] with every row divided by sqrt(v) + eps, and 0 where that is 0; norms[block_index] = |d|; p = p (1

@@ -221,7 +221,7 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
 }
 
 tch_status tchi_cpu_apply(void *state, const tch_update *update, tch_block_scale scale, const double *target_norms,
-                          const double *norms, int32_t nesterov, int32_t decay)
+                          double *norms, int32_t nesterov, int32_t decay)
 {
     block_ctx ctx = {.update = update,
                      .scale = scale,
@@ -231,6 +231,10 @@ tch_status tchi_cpu_apply(void *state, const tch_update *update, tch_block_scale
                      .norms = norms};
     if (!tchi_cpu_is_skipped(update)) {
         tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &ctx);
+        return TCH_OK;
+    }
+    for (int64_t i = 0; i < update->count && norms != NULL; i++) {
+        norms[update->rects[i].block_index] = -1.0;
     }
     return TCH_OK;
 }

@@ -14,7 +14,8 @@
 /* Arguments of the call. */
 typedef struct apply_rules {
     tch_block_scale scale;
-    const double *target_norms, *norms;
+    const double *target_norms;
+    double *norms;
     int nesterov, decay;
 } apply_rules;
 
@@ -102,6 +103,9 @@ static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> 
     }
     __syncthreads();
     if (numbers.skip) {
+        if (!by_rows && threadIdx.x == 0 && rules.norms != NULL) {
+            rules.norms[ctx.rect.block_index] = -1.0;
+        }
         return;
     }
     tchi_cuda_unpack_block(ctx, from, tile, d);
@@ -151,7 +155,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVE
 }
 
 tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *target_norms,
-                           const double *norms, int32_t nesterov, int32_t decay)
+                           double *norms, int32_t nesterov, int32_t decay)
 {
     return tchi_cuda_launch_update<apply_rules>(state, update, TCHI_CUDA_BLOCKS, "apply",
                                                 {apply_kernel<double, false>, apply_kernel<float, false>,
