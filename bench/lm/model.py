@@ -1,5 +1,5 @@
 """The GPT that bench/train_lm.py trains: blocks of attention and of a feed-forward part, each behind an RMS norm,
-rotary positions, no biases, and the embedding as the head."""
+rotary positions, no biases, and the embedding as the head unless it has one of its own."""
 
 from dataclasses import dataclass
 
@@ -54,10 +54,13 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
+TIED, NORMAL, ZERO = HEADS = ("tied", "normal", "zero")  # the embedding, or a layer that begins so
+
+
 class GPT(nn.Module):
     """From tokens and the tokens that follow them to the mean loss."""
 
-    def __init__(self, size, vocabulary):
+    def __init__(self, size, vocabulary, head=TIED):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, size.width)
         self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
@@ -70,12 +73,16 @@ class GPT(nn.Module):
             if p.ndim == 2:
                 out_of_block = name.endswith(("project.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / (2 * size.layers) ** 0.5 if out_of_block else 0.02)
+        self.head = self.embed
+        if head != TIED:
+            self.head = nn.Linear(size.width, vocabulary, bias=False)
+            nn.init.normal_(self.head.weight, std=0.02 if head == NORMAL else 0.0)
 
     def forward(self, tokens, following):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, (self.cos, self.sin))
-        logits = functional.linear(self.norm(x), self.embed.weight)
+        logits = functional.linear(self.norm(x), self.head.weight)
         return functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
 
     def matrices(self):
@@ -83,6 +90,6 @@ class GPT(nn.Module):
         return [p for p in self.blocks.parameters() if p.ndim == 2]
 
     def rest(self):
-        """The embedding, which is the head too, and the vectors: AdamW's in every run."""
+        """The embedding, the head and the vectors: AdamW's in every run."""
         chosen = {id(p) for p in self.matrices()}
         return [p for p in self.parameters() if id(p) not in chosen]

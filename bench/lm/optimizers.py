@@ -37,16 +37,23 @@ def our_adamw(matrices, rest, rates):
     return AdamW(adamw_groups(matrices, rest, rates), betas=BETAS)
 
 
-def ours(kind, **options):
-    """Maker of our optimizer of that class, which does AdamW for the rest itself."""
+@dataclass(frozen=True)
+class Ours:
+    """Maker of our optimizer of a class, which does AdamW for the rest itself."""
 
-    def make(matrices, rest, rates):
+    kind: str
+    options: dict
+
+    def __call__(self, matrices, rest, rates):
         import torchium
 
         first, second = adamw_groups(matrices, rest, rates)
-        return getattr(torchium.optim, kind)([first, second | {"use_adamw": True}], adamw_betas=BETAS, **options)
+        groups = [first, second | {"use_adamw": True}]
+        return getattr(torchium.optim, self.kind)(groups, adamw_betas=BETAS, **self.options)
 
-    return make
+
+def ours(kind, **options):
+    return Ours(kind, options)
 
 
 MUON = {"adjust_lr_fn": "match_rms_adamw"}

@@ -11,22 +11,25 @@ import time
 
 import torch
 
-from lm.model import GPT
+from lm.model import GPT, TIED
 
 EVERY = 5  # steps that a point of a curve is the mean of
 LAST = 4  # points averaged for the final loss: single batches vary by 5 %
 WARM_UP = 0.1  # of the steps
+LINEAR = 0.3  # of the steps: the last ones of a linear schedule
 CLIP = 1.0
 HELD_OUT = 8  # batches
 FIRST_STEPS = 2  # not timed: optimizers compile here what they compile
 SETTLED = 10  # steps: before, state is made and steps are recorded; the slowest step is one behind them
 
 
-def factor(step, steps):
-    """Of the learning rate: a line up, then a cosine down to nothing."""
-    warm_up = max(1, round(WARM_UP * steps))
+def factor(step, steps, schedule="cosine", warm_up=WARM_UP):
+    """Of the learning rate: a line up, then a cosine down to nothing, or constant and then a line."""
+    warm_up = max(1, round(warm_up * steps))
     if step < warm_up:
         return (step + 1) / warm_up
+    if schedule == "linear":
+        return min(1.0, (steps - step) / (LINEAR * steps))
     return 0.5 + 0.5 * math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up))
 
 
@@ -72,12 +75,12 @@ class Stamps:
 class Course:
     """What all runs share."""
 
-    def __init__(self, size, corpus, device, seed, compiled):
-        self.size, self.device = size, device
+    def __init__(self, size, corpus, device, seed, compiled, head=TIED, **schedule):
+        self.size, self.device, self.schedule = size, device, schedule
         self.train = Batches(corpus.train, size, seed, device)
         self.held_out = Batches(corpus.held_out, size, seed, device)
         torch.manual_seed(seed)
-        self.model = GPT(size, corpus.vocabulary).to(self.device)
+        self.model = GPT(size, corpus.vocabulary, head).to(self.device)
         self.first = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.compiled = torch.compile(self.model) if compiled else self.model
 
@@ -121,11 +124,13 @@ class Course:
         stamps.mark()
         for index in range(steps):
             for group, rate in scheduled:
-                group["lr"] = rate * factor(index, steps)
+                group["lr"] = rate * factor(index, steps, **self.schedule)
             losses.append(self.step(optimizer, index, stamps))
         seconds = stamps.seconds()
         figures = {"memory": self.memory(before)} if self.device.type == "cuda" else {}
-        figures |= {"failed_factors": optimizer.stats()["failed"]} if hasattr(optimizer, "stats") else {}
+        if hasattr(optimizer, "stats"):
+            stats = optimizer.stats()
+            figures |= {"failed_factors": stats["failed"], "refreshes": stats["refreshes"]}
         losses = [float(loss) for loss in losses]
         return curve(losses, seconds) | figures | {"held_out_loss": self.validate()}
 
