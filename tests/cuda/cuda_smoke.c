@@ -32,9 +32,9 @@ static void copies_and_fills(tch_dtype dtype)
     end_case();
 }
 
-/* --- the rows of operations.c ------------------------------------------------------------------------------------ */
+/* --- rows of operations.c ---------------------------------------------------------------------------------------- */
 
-/* What they do not have: outputs that are added to, a single step of Muon, and roots with options. */
+/* Not covered there: accumulation, a single step of Muon, and roots with options. */
 static struct {
     int32_t root;
     tch_root_config config;
@@ -74,9 +74,9 @@ static const test_operation more_operations[] = {
 
 #define N (-1)
 #define N3 (-2)   /* three more than N */
-#define MANY (-3) /* enough matrices to keep a GPU at work */
+#define MANY (-3) /* enough matrices to occupy a GPU */
 
-/* An operation and the sizes it is run with here. */
+/* An operation and its sizes in this test. */
 typedef struct smoke_row {
     const char *name, *variant;
     int modes;
@@ -108,9 +108,8 @@ static const smoke_row products[] = {
     {"tch_symmetric_product", "", MOST, {{2, N, N}, {2, N, N}, {2, N, N}}},
 };
 
-/* Enough matrices, and large enough, for the kernels that want every multiprocessor to have several tiles; in bfloat16.
- * A step of Muon is a Gram matrix, a polynomial in it and a whole product; that one is cuBLAS's, in which racecheck
- * sees hazards. */
+/* Enough large matrices for kernels that need several tiles per multiprocessor; in bfloat16. A step of Muon is a Gram
+ * matrix, a polynomial in it and a general product, which is cuBLAS's, where racecheck reports hazards. */
 static const smoke_row many[] = {
     {"tch_gram", "", MOST, {{MANY, 256, 264}, {MANY, 256, 256}}},
     {"tch_symmetric_product", "", MOST, {{MANY, 256, 256}, {MANY, 256, 256}, {MANY, 256, 256}}},
@@ -118,7 +117,7 @@ static const smoke_row many[] = {
     {"tch_orthogonalize", "polar express", WHOLE, {{MANY, 256, 264}, {MANY, 256, 264}}},
 };
 
-/* As many matrices as an emulated device needs for tiles of 128. */
+/* The number of matrices that an emulated device needs for tiles of 128. */
 static const smoke_row several_roots = {"root", "with options", WHOLE, {{6, N, N}, {6, N, N}, {6}, {6}}};
 static const smoke_row root_row = {"root", "with options", EVERY, {{3, N, N}, {3, N, N}, {3}, {3}}};
 /* clang-format on */
@@ -196,8 +195,8 @@ static void run_rows(const smoke_row *first, int count, tch_dtype dtype, int64_t
     }
 }
 
-/* Every row of operations.c once, as it stands there, but roots by a method that only a CPU has: an operation that is
- * not in a table above is not left out. */
+/* Every row of operations.c once, but roots by a CPU-only method; operations missing from the tables above are still
+ * covered. */
 static void run_as_they_stand(void)
 {
     for (int32_t i = 0; i < test_operation_rows() && mode == WHOLE; i++) {
@@ -222,7 +221,7 @@ static void roots(tch_dtype dtype, int64_t n, int32_t root, tch_root_method meth
     run_row(small && n > 128 ? &several_roots : &root_row, dtype, n);
 }
 
-/* A product whose operands stay in memory of the host; on the CPU that is any product. */
+/* A product with operands in host memory; on the CPU, any product. */
 static void streamed(void)
 {
     static float a[70 * 50];
@@ -247,8 +246,8 @@ static void streamed(void)
     expect(wrong == 0, "streamed product", "an element is not 100");
 }
 
-/* A few steps of one optimizer on matrices of odd sizes, of which one is cut into blocks, and a vector; or, without
- * options, on matrices that are cut into whole chunks, for which Muon has kernels of their own. */
+/* A few steps of an optimizer on matrices of odd sizes, one of them in blocks, and a vector; or, without options, on
+ * matrices of whole chunks, for which Muon has specialized kernels. */
 static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
 {
     static const int64_t sizes[2][3][2] = {{{37, 50}, {41, 19}, {23, 1}}, {{256, 512}, {256, 512}, {256, 512}}};
@@ -257,7 +256,7 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
     const tch_tensor *gradients[3];
     int count = even && small ? 1 : 3;
     if (small) {
-        config.lr = 0.1; /* so that an update is larger than the tolerance */
+        config.lr = 0.1; /* so that updates exceed the tolerance */
     }
     if (!even) {
         config.shampoo.precondition_frequency = 2;
@@ -278,7 +277,7 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
     for (int step = 0; o != NULL && step < (even ? 1 : 4); step++) {
         done(tch_optimizer_step(o, count, gradients), tch_optim_kind_name(kind));
     }
-    /* SOAP scales what has no gradient along a direction of its basis: noise, which differs from device to device. */
+    /* SOAP scales directions of its basis without gradient: noise, which differs between devices. */
     beside.paused = kind == TCH_OPTIM_SOAP;
     beside.rough = kind == TCH_OPTIM_MUON || kind == TCH_OPTIM_NORMUON;
     for (int i = 0; i < count; i++) {
@@ -301,7 +300,7 @@ static void optimizers(void)
         {TCH_OPTIM_ADAMW, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_SHAMPOO, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_KL_SHAMPOO, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
-        {TCH_OPTIM_SOAP, {TCH_FLOAT, 32, 1}, 0, 0, WHOLE}, /* which begins with an eigendecomposition */
+        {TCH_OPTIM_SOAP, {TCH_FLOAT, 32, 1}, 0, 0, WHOLE}, /* begins with an eigendecomposition */
         {TCH_OPTIM_MUON, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_NORMUON, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_LION, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
@@ -313,7 +312,7 @@ static void optimizers(void)
         {TCH_OPTIM_LION, {TCH_BFLOAT, 16, 1}, 2, 0, MOST},
         {TCH_OPTIM_SHAMPOO, {TCH_FLOAT, 64, 1}, 0, 0, MOST},
         {TCH_OPTIM_NORMUON, {TCH_FLOAT, 64, 1}, 0, 0, MOST},
-        {TCH_OPTIM_MUON, {TCH_FLOAT, 32, 1}, 0, 1, WHOLE}, /* whole products are cuBLAS's */
+        {TCH_OPTIM_MUON, {TCH_FLOAT, 32, 1}, 0, 1, WHOLE}, /* general products are cuBLAS's */
         {TCH_OPTIM_NORMUON, {TCH_FLOAT, 32, 1}, 0, 1, WHOLE},
     };
     for (int i = 0; i < COUNT(cases); i++) {
@@ -341,7 +340,7 @@ static tch_tensor *tokens_of(tch_dtype dtype)
     return t;
 }
 
-/* A layer, and the shapes of what it saw of three samples and of its parameters. */
+/* A layer, and the shapes of three samples and of its parameters. */
 typedef struct layer_row {
     const char *what;
     int modes;
@@ -361,7 +360,7 @@ typedef struct layer_row {
     {sizeof(tch_layer), (kind), 1, 1.0, 0, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0}, {0}, TCH_PADDING_ZEROS, (groups),     \
      (rows), (padding_index), 1, 1e-5}
 
-/* Those that run alone take no product. */
+/* Layers that need no product, for `alone`. */
 static const layer_row layers[] = {
     {"linear layer", MOST, TCH_LAYER_INIT(TCH_LAYER_LINEAR), 3, {SAMPLES, 1, 21}, {SAMPLES, 1, 18}, 2, {18, 21}, 18},
     {"linear layer", MOST, TCH_LAYER_INIT(TCH_LAYER_LINEAR), 3, {SAMPLES, 37, 21}, {SAMPLES, 37, 18}, 2, {18, 21}, 18},
@@ -395,7 +394,7 @@ static tch_tensor *parameter(const layer_case *c, int bias, int samples)
     return samples ? waves(dtype, ndim + 1, shape) : waves(dtype, ndim, shape + 1);
 }
 
-/* What is summed, which for embeddings and normalizing layers takes no product. */
+/* Sums, which for embeddings and normalization layers need no product. */
 static void layer_sums(const layer_case *c)
 {
     tch_tensor *weight = parameter(c, 0, 0);
@@ -431,7 +430,7 @@ static void layer_products(const layer_case *c)
     }
 }
 
-/* The weight of an embedding that is a linear layer's too. */
+/* An embedding's weight tied to a linear layer's. */
 static void tied(const layer_case *c)
 {
     tch_dtype dtype = c->gradient->dtype;
@@ -462,13 +461,13 @@ static void layer_gradients(const layer_row *row, tch_dtype dtype, tch_dtype int
     end_case();
 }
 
-/* Inputs so small that the bias has a good part of a norm. */
+/* Inputs so small that the bias dominates the norm. */
 static double small_wave(int64_t i, int64_t n)
 {
     return wave(i, n) / 16.0;
 }
 
-/* Norms as exact as float32 sums: rows that are multiples of 16 bytes go to tensor cores in parts, others do not. */
+/* Norms as accurate as float32 sums: rows that are multiples of 16 bytes use tensor cores in parts, others do not. */
 static void linear_norms(int64_t positions, int64_t inputs, int64_t outputs, int32_t rounded)
 {
     const tch_tensor *x = waves(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, inputs});
@@ -484,8 +483,7 @@ static void linear_norms(int64_t positions, int64_t inputs, int64_t outputs, int
     end_case();
 }
 
-/* What takes more positions or features than the rows above have: sums in chunks, blocks of products, factors of many
- * tiles. */
+/* Needs more positions or features than the rows above: sums in chunks, blocks of products, factors of many tiles. */
 static void large_layers(void)
 {
     /* clang-format off */
@@ -582,7 +580,7 @@ static void curvature(void)
     }
 }
 
-/* Newton's roots from kernels of every size; only the whole has eigendecompositions. */
+/* Newton roots by the kernels of every size; only the full run has eigendecompositions. */
 static void all_roots(void)
 {
     static const int64_t sizes[2][4] = {{1, 33, 130, 0}, {40, 104, 136, 296}};
@@ -640,7 +638,7 @@ static void run_all(void)
     }
 }
 
-/* The same on the CPU, whose results are kept. */
+/* The same on the CPU, whose results are stored. */
 static void run_on_cpu(void)
 {
     must(tch_context_create("cpu", &context));

@@ -1,5 +1,5 @@
-/* What cuda_smoke makes tensors with, and how it looks at results: whether they are finite and of a sensible size and,
- * beside a CPU, whether they are the CPU's. Static: cuda_smoke.c alone includes it. */
+/* Creates cuda_smoke's tensors, and checks results: finite, of plausible size and, with `beside`, equal to the CPU's.
+ * Static: included by cuda_smoke.c only. */
 #ifndef TORCHIUM_TESTS_SMOKE_RESULTS_H
 #define TORCHIUM_TESTS_SMOKE_RESULTS_H
 
@@ -18,10 +18,10 @@ static tch_tensor *taken[MOST_TENSORS]; /* of the running case; destroyed after 
 static int taken_count;
 static int failures;
 
-/* How it was called, and in which ways a row is run. */
+/* The arguments, and the modes of a row. */
 enum { WHOLE = 1, OURS = 2, ALONE = 4, MOST = WHOLE | OURS, EVERY = MOST | ALONE };
 static int mode = WHOLE;
-static int small;           /* `beside`: WHOLE with less of it */
+static int small;           /* `beside`: WHOLE with fewer cases */
 static int least_bits = 64; /* of the floating-point types of the running case */
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
@@ -69,7 +69,7 @@ static void end_case(void)
     least_bits = 64;
 }
 
-/* Copies between host and device do not convert: numbers travel as float64, and integers as they are. */
+/* Copies between host and device do not convert: floats are copied as float64, integers unchanged. */
 static tch_tensor flat(const tch_tensor *t, int64_t *count)
 {
     tch_tensor row = *t;
@@ -80,7 +80,7 @@ static tch_tensor flat(const tch_tensor *t, int64_t *count)
     return row;
 }
 
-/* The elements of a tensor to or from float64 on the host. */
+/* Elements of a tensor to or from float64 on the host. */
 static void carry(const tch_tensor *t, double *values, int write)
 {
     int64_t count;
@@ -105,7 +105,7 @@ static double wave(int64_t i, int64_t n)
 {
     uint64_t mixed = ((uint64_t)i + 1) * 0x9E3779B97F4A7C15u;
     mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9u;
-    /* Matrices of waves have rank 3: what is orthogonalized of them is noise, which differs from device to device. */
+    /* Matrices of waves have rank 3, whose orthogonalization is noise that differs between devices. */
     return small ? (double)(mixed >> 32) * 0x1p-31 - 0.9 : sin(1.7 * (double)i) + 0.1;
 }
 
@@ -132,11 +132,11 @@ static tch_tensor *waves(tch_dtype dtype, int32_t ndim, const int64_t *shape)
     return fill(make(dtype, ndim, shape), wave);
 }
 
-/* What the CPU gave, in the order in which it was looked at, and how far the device has come in it. */
+/* The CPU's results in order, and the device's position among them. */
 static struct {
     enum { ALL_ALONE, KEEPING, COMPARING } stage;
-    int paused; /* what comes is not determined by its inputs */
-    int rough;  /* nor is it exact */
+    int paused; /* undetermined by its inputs */
+    int rough;  /* and inexact */
     double *values;
     int64_t count, room, next;
 } beside;
@@ -152,9 +152,9 @@ static void keep(const double *values, int64_t count)
     beside.count += count;
 }
 
-/* In parts of the largest element. Products of float32 may be of operands in two parts of eight bits each, and a half
- * that lies between two others may be rounded either way, several times. Orthogonal factors are computed in bfloat16
- * where a device is faster at it. */
+/* Relative to the largest element. Products of float32 may use operands in two parts of eight bits each, and half types
+ * may round a midpoint either way, several times. Orthogonal factors are computed in bfloat16 on devices that are
+ * faster at it. */
 static double tolerance(void)
 {
     return beside.rough ? 0.1 : least_bits == 64 ? 1e-6 : least_bits == 32 ? 1e-3 : 4e-2;

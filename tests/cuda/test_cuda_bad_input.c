@@ -1,5 +1,5 @@
-/* What can go wrong only where there is a GPU: tensors of another device, batches with more elements than 32 bits
- * count, and a budget for the scratch of large matrices. */
+/* Errors specific to GPUs: tensors of another device, batches with more than 2^31 elements, and a scratch limit for
+ * large matrices. */
 #include "support/linalg/operations.h"
 #include "support/linalg/reference.h"
 #include "support/messages.h"
@@ -8,7 +8,7 @@
 
 /* --- the wrong device -------------------------------------------------------------------------------------------- */
 
-/* Calls with one operand of another context's making, and that context's device. */
+/* Calls with one operand from another context, and that context's device. */
 static void refuse_foreign(tch_context *context, tch_context *other, const test_operation *operation)
 {
     test_call call;
@@ -28,7 +28,7 @@ static void refuse_foreign(tch_context *context, tch_context *other, const test_
     test_call_free(&foreign);
 }
 
-/* Copies go between the devices, and chunked products take memory of the host: those two are for that. */
+/* Copies between devices, and chunked products with host memory, are allowed. */
 TEST(tensors_of_the_other_device)
 {
     tch_context *cpu = NULL;
@@ -67,14 +67,14 @@ static root_case make_roots(tch_context *context, int64_t batch, int64_t n)
     c.report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
     ref_spectrum(n, 1e4, spectrum);
     ref_symmetric(&random, n, spectrum, values);
-    for (int64_t i = n * n; i < batch * n * n; i++) { /* making one takes longer than taking its root */
+    for (int64_t i = n * n; i < batch * n * n; i++) { /* creation takes longer than the root */
         values[i] = (double)(i / (n * n) + 1) * values[i % (n * n)];
     }
     test_tensor_write(c.a, values);
     return c;
 }
 
-/* Bytes the pool handed out at most during the call, beyond what was in use before it. */
+/* Bytes allocated at most during the call, beyond those in use before. */
 static int64_t scratch_of(tch_context *context, const root_case *c)
 {
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
@@ -88,9 +88,9 @@ static int64_t scratch_of(tch_context *context, const root_case *c)
     return after.peak - before.allocated;
 }
 
-/* A batch is processed in parts that keep the scratch within the limit, and comes out the same up to rounding:
- * which kernel multiplies, and so the order of its sums, depends on how many matrices there are at once. Both results
- * are within the tolerance of the root; they are to be within a tenth of it of each other. */
+/* A batch is processed in parts that keep scratch within the limit, with the same result up to rounding: the kernel,
+ * and so the order of its sums, depends on the number of matrices at once. Both results are within the root's
+ * tolerance; they must agree within a tenth of it. */
 static void check_budget(tch_context *context, int64_t batch, int64_t n)
 {
     root_case c = make_roots(context, batch, n);
@@ -123,9 +123,9 @@ TEST(a_budget_bounds_the_scratch)
 
 /* --- more than 2^31 elements ------------------------------------------------------------------------------------- */
 
-enum { PATTERN = 7 }; /* different matrices, repeated along the batch */
+enum { PATTERN = 7 }; /* distinct matrices, repeated along the batch */
 
-/* Memory the case wants, or the reason to leave it out. */
+/* Memory needed, or the reason to skip the case. */
 static void need_memory(tch_context *context, int64_t gigabytes)
 {
     tch_memory_info info = TCH_MEMORY_INFO_INIT;
@@ -137,7 +137,7 @@ static void need_memory(tch_context *context, int64_t gigabytes)
     }
 }
 
-/* `big` [repeats, PATTERN, n, n] gets `small` [PATTERN, n, n] in every repetition, by one copy. */
+/* Copies `small` [PATTERN, n, n] to every repetition of `big` [repeats, PATTERN, n, n]. */
 static tch_tensor *repeat(tch_context *context, const test_tensor *small, int64_t repeats)
 {
     int64_t n = small->shape[1];
@@ -153,7 +153,7 @@ static tch_tensor *repeat(tch_context *context, const test_tensor *small, int64_
     return big;
 }
 
-/* Repetition number `which` of `big` against `expected`. */
+/* Compares repetition `which` of `big` with `expected`. */
 static void check_repetition(tch_context *context, const tch_tensor *big, int64_t which, const double *expected,
                              double freedom)
 {
@@ -195,8 +195,8 @@ static void check_repetitions(tch_context *context, const tch_tensor *big, const
     }
 }
 
-/* Symmetric matrices whose entries are small integers, so that sums of products are exact in any order, or, for roots,
- * matrices of condition 50. */
+/* Symmetric matrices of small integers, so that sums of products are exact in any order, or, for roots, matrices of
+ * condition 50. */
 static test_tensor *make_pattern(tch_context *context, int64_t n, tch_dtype dtype, bool integers)
 {
     const int64_t shape[] = {PATTERN, n, n};
@@ -222,7 +222,7 @@ typedef struct huge_case {
     batch_call call;
     int64_t n;
     tch_dtype dtype;
-    double freedom; /* 0: integers go in and exact results come out */
+    double freedom; /* 0: integer input and exact results */
 } huge_case;
 
 static tch_status call_root(tch_context *context, tch_tensor *a, tch_tensor *out)
@@ -243,7 +243,7 @@ static tch_status call_copy(tch_context *context, tch_tensor *a, tch_tensor *out
     return tch_tensor_copy(context, out, a);
 }
 
-/* Every repetition comes out as the pattern alone does. */
+/* Every repetition equals the result for the pattern alone. */
 static void check_huge(tch_context *context, const huge_case *c)
 {
     int64_t repeats = ((int64_t)1 << 31) / (PATTERN * c->n * c->n) + 3;
@@ -271,7 +271,7 @@ TEST(more_elements_than_32_bits_count)
     tch_context *context = *state;
     need_memory(context, 40);
     CHECK_OK(tch_context_set_workspace_limit(context, (int64_t)8 << 30));
-    /* Roots are promised to 1e-3; what only differs in the order of sums differs by far less, even in bf16x2. */
+    /* Roots are within 1e-3; results that differ only in the order of sums differ by far less, even in bf16x2. */
     const huge_case cases[] = {
         {"copies", call_copy, 64, TCH_FLOAT16, 0.0},
         {"Gram matrices", call_gram, 64, TCH_FLOAT32, 0.0},

@@ -1,6 +1,5 @@
-/* CUDA graphs and streams. A root, and what is done with the per-sample gradients, is captured from the caller's
- * stream after it was called once, and replayed on other numbers: nothing in it may wait for the device, allocate, or
- * depend on what the host read. */
+/* CUDA graphs and streams. A root, and reductions of per-sample gradients, are captured from the caller's stream after
+ * one call, and replayed with other data: nothing may synchronize, allocate, or depend on values read by the host. */
 #include "support/cuda/graphs.h"
 #include "support/linalg/operations.h"
 #include "support/linalg/reference.h"
@@ -9,7 +8,7 @@
 
 enum { BATCH = 3, MOST_OUTPUTS = 6 };
 
-/* Calls without the host in between, what they write, and what draws the numbers they work on. */
+/* Calls without the host in between, their outputs, and the generator of their inputs. */
 typedef struct captured_work {
     tch_context *context;
     cudaStream_t stream;
@@ -49,7 +48,7 @@ static void launch_graph(const captured_work *work, cudaGraphExec_t graph)
     CHECK_CUDA(cudaStreamSynchronize(work->stream));
 }
 
-/* Once the calls, then their graph on the same numbers. */
+/* The calls, then their graph with the same data. */
 static void compare_replay(const captured_work *work, cudaGraphExec_t graph, uint64_t numbers)
 {
     double *expected[MOST_OUTPUTS] = {NULL};
@@ -69,7 +68,7 @@ static void compare_replay(const captured_work *work, cudaGraphExec_t graph, uin
     }
 }
 
-/* Two sets of numbers by a graph that was captured with a third, without an allocation. */
+/* Replays a graph with two sets of data, captured with a third, without allocations. */
 static void check_work(captured_work *work)
 {
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
@@ -155,14 +154,14 @@ TEST(roots_are_captured_and_replayed)
         config.relative_eps = 1e-4;
         check_roots(*state, sizes[i], TCH_ROOT_NEWTON);
         CHECK_OK(tch_inverse_root_plan(*state, TCH_FLOAT32, BATCH, sizes[i], 4, &config, &chosen, NULL));
-        if (chosen == TCH_ROOT_NEWTON) { /* the eigensolver of CUDA's library waits for the device, and cannot */
+        if (chosen == TCH_ROOT_NEWTON) { /* cuSOLVER's eigensolver synchronizes, which capture forbids */
             check_roots(*state, sizes[i], TCH_ROOT_AUTO);
         }
     }
 }
 
-/* A matrix that cannot be done is found on the device: its output is kept, the others come out as without it, to the
- * last bit. By a replay, but for the eigensolver of CUDA's library. */
+/* A failing matrix is detected on the device: its output is kept, the others are bitwise as without it. By a replay,
+ * except for cuSOLVER's eigensolver. */
 static void check_bad_matrix(tch_context *context, int64_t n, tch_root_method method, tch_dtype dtype, double bad)
 {
     test_case("%s, n = %lld, %s, %g in one matrix", tch_root_method_name(method), (long long)n, tch_dtype_name(dtype),
@@ -208,16 +207,16 @@ TEST(one_bad_matrix_in_a_batch)
 
 enum { SAMPLES = 3 };
 
-/* One layer, what it saw of a batch, and everything that is made of it. */
+/* One layer, its batch, and all reductions. */
 typedef struct gradient_case {
     captured_work work;
     tch_layer layer;
     test_tensor *input, *gradient;
     test_tensor *samples, *norms, *weights, *sum; /* of the weight's gradients */
-    test_tensor *gram, *factor;                   /* factor: of products only, otherwise NULL */
+    test_tensor *gram, *factor;                   /* factor: for products, otherwise NULL */
 } gradient_case;
 
-/* What clipping does, one call after the other, without the host in between; then what curvature is made of. */
+/* Clipping, one call after the other without the host in between; then curvature. */
 static tch_status take_gradients(const void *data)
 {
     const gradient_case *c = data;
@@ -244,7 +243,7 @@ static tch_status take_gradients(const void *data)
     return status;
 }
 
-/* Tokens where the layer is an embedding. */
+/* Tokens if the layer is an embedding. */
 static void write_batch(const void *work, uint64_t numbers)
 {
     const gradient_case *c = work;
@@ -277,7 +276,7 @@ static test_tensor *tensor_of(tch_context *context, tch_dtype dtype, int32_t ndi
     return test_tensor_make(context, dtype, ndim, shape, LAYOUT_CONTIGUOUS);
 }
 
-/* `weight` begins with the samples. */
+/* `weight` has a leading dimension of samples. */
 static gradient_case gradients_of(tch_context *context, tch_layer_kind kind, int32_t ndim, const int64_t *weight)
 {
     gradient_case c = {.work = {.context = context, .calls = take_gradients, .draw = write_batch},
@@ -318,7 +317,7 @@ TEST(gradients_are_captured_and_replayed)
 
 /* --- streams ----------------------------------------------------------------------------------------------------- */
 
-/* Work queued on one stream is seen by work queued after a change of streams, without waiting in between. */
+/* Work queued after a change of streams sees work queued before it, without synchronization. */
 TEST(a_change_of_streams_keeps_the_order)
 {
     enum { N = 2048, ROUNDS = 20 };
@@ -356,7 +355,7 @@ TEST(a_change_of_streams_keeps_the_order)
     CHECK_CUDA(cudaStreamDestroy(streams[1]));
 }
 
-/* A caller's kernel queued on the same stream before and after ours sees the order of the calls. */
+/* A caller's kernels on the same stream, before and after the library's, run in order. */
 TEST(calls_are_ordered_on_the_callers_stream)
 {
     enum { COUNT = 1 << 22 };

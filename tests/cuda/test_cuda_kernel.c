@@ -1,6 +1,6 @@
-/* What only a GPU has of custom kernels: machine code for that very GPU, its properties, the large shared memory,
- * graphs, threads that have not used CUDA yet, and faults, which take the GPU away from a process: those run in a
- * process of their own, this program started again with the kind of fault as its second argument. */
+/* GPU-only aspects of custom kernels: machine code, properties, large shared memory, graphs, threads new to CUDA, and
+ * faults, which make the GPU unusable for a process: this program runs itself with the kind of fault as its second
+ * argument. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/wait.h>
@@ -47,7 +47,7 @@ static void expect_error(const char *wanted)
     CHECK(strstr(tch_last_error(), wanted) != NULL, "expected \"%s\" in: %s", wanted, tch_last_error());
 }
 
-/* A row of float32 with fresh numbers, and the numbers. */
+/* A row of random float32, and its values. */
 static test_tensor *fresh_row(tch_context *context, int64_t n, uint64_t stream, double **values)
 {
     test_tensor *row = test_tensor_make(context, TCH_FLOAT32, 1, &n, LAYOUT_CONTIGUOUS);
@@ -170,7 +170,7 @@ TEST(parameters)
 
 /* --- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* A row turned around through all the shared memory that a block can have: 227 KiB on Hopper. */
+/* Reverses a row through all the shared memory of a block: 227 KiB on Hopper. */
 TEST(all_the_shared_memory)
 {
     static const char source[] = "extern __shared__ float row[];\n"
@@ -232,8 +232,8 @@ static void check_added(const test_tensor *x, const double *values, int times)
     }
 }
 
-/* The very first launch is the captured one: the code must be on the GPU by then. What is compiled under capture is
- * refused, and does not end the capture. */
+/* The first launch is captured: the code must be on the GPU by then. Compilation fails during capture, without
+ * invalidating it. */
 TEST(a_launch_is_captured)
 {
     cudaGraph_t graph = NULL;
@@ -269,7 +269,7 @@ typedef struct thread_work {
     tch_status status;
 } thread_work;
 
-/* Compiles first where nobody has. */
+/* Compiles first on a new thread. */
 static void *launch_in_thread(void *data)
 {
     thread_work *work = data;
@@ -278,7 +278,7 @@ static void *launch_in_thread(void *data)
     return NULL;
 }
 
-/* One compiles and launches, another launches only: CUDA's current context belongs to the thread. */
+/* One thread compiles and launches, another only launches: CUDA's current context is per thread. */
 TEST(threads_that_are_new_to_cuda)
 {
     double *values = NULL;
@@ -297,12 +297,12 @@ TEST(threads_that_are_new_to_cuda)
 
 /* --- faults ------------------------------------------------------------------------------------------------------ */
 
-/* Kernels that take the GPU away, by name. */
+/* Kernels that fault, by name. */
 static const char faulting[] = "__global__ void address(float *x) { x[1ll << 40] = 1; }\n"
                                "__global__ void trap(float *x) { __trap(); }\n"
                                "__global__ void assertion(float *x) { assert(x == 0); }\n";
 
-/* This program again. `debug` is TORCHIUM_DEBUG_SYNC's value. */
+/* Runs this program again. `debug` is TORCHIUM_DEBUG_SYNC's value. */
 static void run_fault(const char *kind, const char *debug)
 {
     int status = 0;
@@ -339,7 +339,7 @@ static int says(const char *kind, const char *wanted)
     return strstr(tch_last_error(), wanted) != NULL && strstr(tch_last_error(), kernel) != NULL;
 }
 
-/* After the fault: every context of the device, old and new, says what happened, and everything can be destroyed. */
+/* After the fault every context of the device, old and new, reports it, and everything can be destroyed. */
 static int after_fault(const char *kind, tch_context *context, tch_context *beside)
 {
     tch_context *another = NULL;
@@ -389,7 +389,7 @@ static int fault(const char *kind)
     return result;
 }
 
-/* A machine with a GPU need not have NVRTC. */
+/* A machine with a GPU may lack NVRTC. */
 static int has_compiler(void)
 {
     tch_context *context = NULL;

@@ -1,6 +1,6 @@
-/* The CUDA module on machines without a GPU: that it is found, that it tells one reason for not working from another,
- * how it finds CUDA's libraries, and what it would choose on GPUs that are not here. Each case runs this program again,
- * with the environment of the case, since libraries are looked for once per process. */
+/* The CUDA module on machines without a GPU: loading, reasons for not working, the search for CUDA's libraries, and
+ * choices for other GPUs. Each case runs this program again in its own environment, since libraries are located once
+ * per process. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -18,13 +18,13 @@ enum { MAX_TEXT = 8192, MAX_VARIABLES = 8 };
 
 static const char *program;
 
-/* Of a kernel, and kernels are not linked in. */
+/* Kernels are not linked. */
 int64_t tchi_cuda_newton_limit(const tchi_cuda_state *state)
 {
     return 0;
 }
 
-/* What this program prints when it is run as `program what`, with these variables set; NULL ends the list. */
+/* Expected output of `program what` with these variables; NULL ends the list. */
 static const char *answer(const char *what, const char *const variables[])
 {
     static char text[MAX_TEXT];
@@ -66,7 +66,7 @@ static void expect(const char *text, const char *wanted)
 
 /* --- children ---------------------------------------------------------------------------------------------------- */
 
-/* The backend "cuda" as everybody sees it, and that the CPU works beside it. */
+/* The backend "cuda" as users see it; the CPU still works. */
 static int print_backend(void)
 {
     for (int32_t i = 0; i < tch_backend_count(); i++) {
@@ -98,7 +98,7 @@ static int print_libraries(void)
     return 0;
 }
 
-/* As PyTorch would have it: the library is in the process before it is looked for. */
+/* Like PyTorch, loads the library before the search. */
 static int print_libraries_loaded_before(void)
 {
     return dlopen(FAKE_TOOLKIT "/lib64/libcublas.so.13", RTLD_NOW | RTLD_LOCAL) != NULL ? print_libraries() : 1;
@@ -184,7 +184,7 @@ TEST(libraries_are_found_where_the_user_says)
     const char *const file[] = {"TORCHIUM_CUBLAS=" FAKE_TOOLKIT "/lib64/libcublas.so.13", NULL};
     text = answer("libraries", file);
     expect(text, "cublas: " FAKE_TOOLKIT "/lib64/libcublas.so.13 130000\n");
-    expect(text, "cusolver: " FAKE_TOOLKIT "/lib64/libcusolver.so.12"); /* beside cuBLAS */
+    expect(text, "cusolver: " FAKE_TOOLKIT "/lib64/libcusolver.so.12"); /* next to cuBLAS */
 }
 
 TEST(what_is_loaded_already_comes_first)
@@ -208,7 +208,7 @@ TEST(a_library_that_cannot_be_used_is_named)
     expect(answer("libraries", broken), "invalid ELF header");
 }
 
-/* Where the system has a cuBLAS of its own, none can be missing. */
+/* If the system has cuBLAS, it cannot be missing. */
 TEST(a_missing_library_says_where_it_was_looked_for)
 {
     const char *const nowhere[] = {"TORCHIUM_CUDA_PATH=/nowhere", NULL};
@@ -224,7 +224,7 @@ TEST(a_missing_library_says_where_it_was_looked_for)
 
 /* --- rates ------------------------------------------------------------------------------------------------------- */
 
-/* What the choice of arithmetic rests on: the order of the rates, for each kind of GPU. */
+/* The choice of arithmetic depends on the order of rates on each kind of GPU. */
 TEST(rates_by_compute_capability)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* Ranges for a profiler, by one that only listens (support/cuda/nvtx_listener.c): whether somebody listens, what is
- * heard, and that a recording is told of every range from inside of it. */
+/* Profiler ranges, with a logging profiler (support/cuda/nvtx_listener.c): whether one is attached, what it records,
+ * and that a recording is notified of every range within it. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,14 +8,14 @@
 #include "support/files.h"
 #include "support/testing.h"
 
-static char told[64]; /* what recording.c was */
+static char told[64]; /* recording.c's */
 
 void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name)
 {
     snprintf(told + strlen(told), sizeof told - strlen(told), "%s, ", name != NULL ? name : "end");
 }
 
-/* NVTX looks for listeners once, at the first call of a process. */
+/* NVTX looks for profilers once, at a process's first call. */
 TEST(without_a_profiler_no_one_listens)
 {
     pid_t child = fork();

@@ -1,9 +1,9 @@
-/* Steps of optimizers and of KFAC on a GPU: captured in a CUDA graph of the caller's and replayed, recorded by the
- * library itself, and beside other uses of CUDA. Clocks and decisions live on the device, so a replay corrects for bias
- * and skips a bad gradient like a call. What the steps compute is compared, to the bit, with steps that were called.
+/* Steps of optimizers and of KFAC on a GPU: captured in the caller's CUDA graph and replayed, recorded by the library,
+ * and next to other uses of CUDA. Step counts and decisions are on the device, so a replay corrects bias and skips bad
+ * gradients like a call. Results are bitwise equal to those of called steps.
  *
- * The weights of KFAC's averages are fixed in a graph, so they are the constant ones here, without bias correction; and
- * bases are made anew by calls only, since NVIDIA's eigensolver waits. */
+ * The weights of KFAC's averages are fixed in a graph, so they are constant here, without bias correction; and bases
+ * are recomputed by calls only, since cuSOLVER's eigensolver synchronizes. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -14,7 +14,7 @@
 #include "support/optim/optim_defaults.h"
 
 enum { PARAMETERS = 4, LAYERS = 3, SAMPLES = 24, MOST_TENSORS = 4 * LAYERS, WARM = 3, REPLAYS = 6 };
-enum { ENOUGH = 6 }; /* steps until the library replays them */
+enum { ENOUGH = 6 }; /* steps before the library replays */
 
 static tch_context *plain, *recording, *phased; /* the last with a graph for each phase */
 
@@ -39,8 +39,8 @@ static int close_contexts(void **state)
 
 /* --- a training run ---------------------------------------------------------------------------------------------- */
 
-/* Of an optimizer: gradients are drawn for each step, and parameters result. Of KFAC: what each layer saw and its
- * gradients are drawn, and the gradients result. */
+/* Of an optimizer: random gradients for each step, resulting parameters. Of KFAC: random inputs of each layer and
+ * gradients, resulting gradients. */
 typedef struct training {
     tch_optimizer *optimizer;
     tch_kfac *kfac;
@@ -105,7 +105,7 @@ static void end(training *t)
     tch_kfac_destroy(t->kfac);
 }
 
-/* The numbers of the next step. */
+/* Data of the next step. */
 static void draw(training *t)
 {
     for (int i = 0; i < t->drawn_count; i++) {
@@ -114,7 +114,7 @@ static void draw(training *t)
     t->steps++;
 }
 
-/* With the numbers that are there. */
+/* With the current data. */
 static tch_status step(const void *data)
 {
     const training *t = data;
@@ -145,7 +145,7 @@ static void call_steps(training *t, int count)
     }
 }
 
-/* All elements finite and the same to the bit. */
+/* All elements finite and bitwise equal. */
 static void check_same(const training *called, const training *replayed)
 {
     for (int i = 0; i < called->result_count; i++) {
@@ -158,7 +158,7 @@ static void check_same(const training *called, const training *replayed)
     }
 }
 
-/* With steps of an optimizer that does not record. */
+/* With steps of a non-recording optimizer. */
 static void compare_with_plain(const training *t, tch_optim_kind kind)
 {
     training other = begin_kind(plain, kind);
@@ -170,9 +170,9 @@ static void compare_with_plain(const training *t, tch_optim_kind kind)
 static const tch_optim_kind kinds[] = {TCH_OPTIM_SOAP, TCH_OPTIM_SHAMPOO, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON,
                                        TCH_OPTIM_KL_SHAMPOO};
 
-/* --- graphs of the caller's -------------------------------------------------------------------------------------- */
+/* --- the caller's graphs ----------------------------------------------------------------------------------------- */
 
-/* Two equal runs, on `stream`: one goes on by calls, the other by replays of a captured step, without allocations. */
+/* Two equal runs on `stream`: one continues by calls, the other by replays of a captured step, without allocations. */
 static void check_replays(cudaStream_t stream, training *called, training *replayed, bool refreshes)
 {
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
@@ -186,7 +186,7 @@ static void check_replays(cudaStream_t stream, training *called, training *repla
         call_steps(called, 1);
         draw(replayed);
         CHECK_CUDA(cudaGraphLaunch(graph, stream));
-        if (called->kfac != NULL) { /* whose results are of one step alone */
+        if (called->kfac != NULL) { /* whose results depend on one step only */
             CHECK_OK(tch_context_synchronize(recording));
             check_same(called, replayed);
         }
@@ -248,7 +248,7 @@ TEST(kfac_is_captured_and_replayed)
     }
 }
 
-/* The decision to skip is taken on the device, inside the graph. */
+/* The decision to skip is made on the device, inside the graph. */
 TEST(a_replay_skips_a_bad_gradient)
 {
     test_case("NaN in a replay");
@@ -277,8 +277,8 @@ TEST(a_replay_skips_a_bad_gradient)
     test_leave_stream(recording, stream, graph);
 }
 
-/* Replays of the library's, a capture, the same graph twice, and calls again: what the caller's graph holds is work,
- * not ours. */
+/* The library's replays, a capture, the same graph twice, and calls again: the caller's graph contains work, not the
+ * library's graphs. */
 TEST(the_caller_captures_a_recorded_step)
 {
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
@@ -314,7 +314,7 @@ TEST(a_graph_for_each_phase)
 
 static atomic_int stop, captures, broken;
 
-/* Captures and ends, in the mode that forbids most to others. */
+/* Begins and ends captures in the most restrictive mode for other threads. */
 static void *capture_on_and_on(void *argument)
 {
     cudaStream_t stream;
@@ -339,19 +339,19 @@ static void *capture_on_and_on(void *argument)
     return NULL;
 }
 
-/* Steps of an optimizer that is there, recordings included, neither fail nor break what the other thread does. */
+/* Steps of an existing optimizer, including recordings, neither fail nor break captures of the other thread. */
 TEST(another_thread_captures)
 {
     test_case("another thread captures");
     pthread_t thread;
     void *memory = NULL;
     training t = begin_kind(recording, TCH_OPTIM_SOAP);
-    call_steps(&t, 3); /* the next one records; all kernels are loaded, which a capture elsewhere could forbid */
+    call_steps(&t, 3); /* the next one records; all kernels are loaded, which another thread's capture could forbid */
     CHECK_CUDA(cudaMalloc(&memory, 1 << 16));
     CHECK_CUDA(cudaDeviceSynchronize());
     atomic_store(&stop, 0);
     CHECK(pthread_create(&thread, NULL, capture_on_and_on, memory) == 0, "no thread");
-    for (int i = 0; i < 40; i++) { /* with the same gradients: writing others waits for the device */
+    for (int i = 0; i < 40; i++) { /* with the same gradients: writing others would synchronize */
         CHECK_OK(step(&t));
     }
     atomic_store(&stop, 1);
@@ -363,7 +363,7 @@ TEST(another_thread_captures)
     CHECK_CUDA(cudaFree(memory));
 }
 
-/* Nothing of it may be freed before it is done; what follows on the device must be unharmed. */
+/* Nothing may be freed before the work completes; later device work must be unharmed. */
 TEST(destroyed_while_running)
 {
     test_case("destroyed while running");

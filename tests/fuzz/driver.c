@@ -1,10 +1,10 @@
-/* The main of a fuzz target without libFuzzer: replays the files of a corpus, then changes them at random.
+/* The main of a fuzz target without libFuzzer: replays a corpus, then mutates it at random.
  *
  *     fuzz_NAME [--seconds 2 | --runs 1000000] [--seed 7] [--dictionary FILE] CORPUS
  *
- * The seed is a fresh one unless given, and is printed. An input that crashes the target, or holds it up, is left in
- * the current folder as crash-NAME, and can be given in place of a corpus. The dictionary is libFuzzer's, which
- * takes its own options instead. */
+ * The seed is random unless given, and is printed. An input that crashes or hangs the target is saved in the current
+ * folder as crash-NAME, and can be passed in place of a corpus. The dictionary has libFuzzer's format; libFuzzer itself
+ * takes its own options. */
 #define _GNU_SOURCE
 #include "fuzz.h"
 
@@ -23,7 +23,7 @@
 #define MOST_INPUTS 512
 #define MOST_WORDS 256
 #define SECONDS_FOR_A_RUN 60  /* or for a hundred of them; long, since machines are shared */
-#define MOST_GROWTH (1 << 20) /* of the heap, after the first runs: some tables grow to their largest size */
+#define MOST_GROWTH (1 << 20) /* of the heap, after the first runs: some tables grow to their maximum */
 
 typedef struct input {
     uint8_t *bytes;
@@ -35,7 +35,7 @@ static size_t corpus_count;
 static input words[MOST_WORDS];
 static size_t word_count;
 
-/* What runs now, for the handler. */
+/* The current input, for the signal handler. */
 static uint8_t current[MOST_BYTES];
 static size_t current_count;
 static char crash_path[PATH_MAX];
@@ -78,7 +78,7 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* A folder, or one file. In the order of names, so that a seed says everything. */
+/* A folder, or one file. Sorted by name, so that a seed determines the run. */
 static void read_corpus(const char *path)
 {
     struct dirent **entries = NULL;
@@ -98,7 +98,7 @@ static void read_corpus(const char *path)
     free(entries);
 }
 
-/* What stands between the quotes: \\, \" and \xAB are escapes. */
+/* The text between quotes; \\, \" and \xAB are escapes. */
 static void add_word(const char *from)
 {
     input *word = &words[word_count++];
@@ -129,9 +129,9 @@ static void read_dictionary(const char *path)
     fclose(file);
 }
 
-/* --- changes ----------------------------------------------------------------------------------------------------- */
+/* --- mutations --------------------------------------------------------------------------------------------------- */
 
-/* Opens a gap, or closes one: what began at `from` begins at `at`. */
+/* Opens or closes a gap: moves what began at `from` to `at`. */
 static void move_rest(size_t at, size_t from)
 {
     size_t rest = current_count - from;
@@ -157,7 +157,7 @@ static void insert_word(size_t at)
     }
 }
 
-/* Some bytes of another input. */
+/* Inserts some bytes of another input. */
 static void insert_chunk(size_t at)
 {
     const input *other = &corpus[random_below(corpus_count)];
@@ -168,7 +168,7 @@ static void insert_chunk(size_t at)
     }
 }
 
-/* A digit becomes another number, which texts of all kinds are full of. */
+/* Replaces a digit by another number, since all text formats have many. */
 static void change_number(size_t at)
 {
     static const char *const numbers[] = {"0", "1", "2", "-1", "65535", "4294967296", "9223372036854775807", "1e999"};
@@ -218,7 +218,7 @@ static void take(const input *in)
     current_count = in->count;
 }
 
-/* In memory of exactly its size, so that a sanitizer sees a read behind the end. */
+/* In memory of exactly its size, so that a sanitizer detects reads past the end. */
 static void run_current(void)
 {
     uint8_t *exact = malloc(current_count > 0 ? current_count : 1);
@@ -256,7 +256,7 @@ static void on_signal(int number)
     raise(number);
 }
 
-/* The sanitizers end the process their own way. */
+/* Sanitizers abort the process themselves. */
 __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)(void));
 
 static void watch(const char *program)
@@ -282,7 +282,7 @@ static double seconds_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Bytes that are allocated now; 0 under the sanitizers, which look for leaks themselves. */
+/* Currently allocated bytes; 0 under sanitizers, which detect leaks themselves. */
 static size_t heap_bytes(void)
 {
     struct mallinfo2 info = mallinfo2();
@@ -290,7 +290,7 @@ static size_t heap_bytes(void)
 }
 
 typedef struct options {
-    double seconds; /* of processor time */
+    double seconds; /* of CPU time */
     long long runs;
     uint64_t seed;
 } options;

@@ -1,5 +1,5 @@
-/* Want of memory, and errors of the system while a file is read: see fuzz.h. The linker puts these functions in the
- * place of the C library's (--wrap), for whatever is linked into the target, and not inside of shared libraries. */
+/* Injected out-of-memory and read errors (fuzz.h). The linker substitutes these functions for the C library's (--wrap)
+ * in everything linked into the target, but not inside shared libraries. */
 #define _GNU_SOURCE
 #include "fuzz.h"
 
@@ -8,10 +8,10 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* The calls that still succeed until one fails; negative where none will. Of the thread that armed it. */
+/* Calls until one fails; negative: none. Of the thread that armed it. */
 static _Thread_local int left = -1;
 static _Thread_local bool happened;
-static _Thread_local int reading_error = EIO; /* or EINTR, after which reading goes on */
+static _Thread_local int reading_error = EIO; /* or EINTR, after which reading continues */
 
 static bool fails(int error)
 {
@@ -45,7 +45,7 @@ bool fuzz_faults_end(void)
     return happened;
 }
 
-/* --- in the place of others -------------------------------------------------------------------------------------- */
+/* --- wrapped functions ------------------------------------------------------------------------------------------- */
 
 void *__real_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes)

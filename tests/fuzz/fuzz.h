@@ -1,5 +1,5 @@
-/* What the fuzz targets share. A target is a file with LLVMFuzzerTestOneInput, which libFuzzer calls, or driver.c where
- * the compiler has none. It must end, whatever the bytes are; what it must not do, it states by REQUIRE. */
+/* Shared by the fuzz targets. A target is a file with LLVMFuzzerTestOneInput, called by libFuzzer or by driver.c. It
+ * must terminate for any input and checks its invariants with REQUIRE. */
 #ifndef TORCHIUM_FUZZ_H
 #define TORCHIUM_FUZZ_H
 
@@ -21,32 +21,32 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 
-/* Where a format has a length that hardly any change leaves right: sets it right, so that a change gets past the first
- * check. support.c has one that does nothing. */
+/* For formats with a length that almost any mutation invalidates: corrects it, so that a mutated input passes the first
+ * check. support.c has a default that does nothing. */
 void fuzz_repair(uint8_t *bytes, size_t count);
 
-/* The length before the header of a safetensors file whose last `data_bytes` are the tensors'. */
+/* Corrects the header length of a safetensors file with `data_bytes` of tensor data at its end. */
 void fuzz_repair_safetensors(uint8_t *bytes, size_t count, size_t data_bytes);
 
-/* Of an input's bytes: what is chosen by it is the same whenever the input is tried, and another for most neighbors. */
+/* Hash of an input: choices made by it are reproducible, and differ between most similar inputs. */
 uint64_t fuzz_hash(const uint8_t *bytes, size_t count);
 
-/* For one hash in sixteen, an allocation or a read of a file fails between the two: the k-th, by the hash too. The
- * second says whether one did: then an input may be refused for that. Not around what the target cannot do without. */
+/* For one hash in sixteen, an allocation or a read fails between the two: the k-th, also chosen by the hash. The second
+ * returns whether one did: then an input may be rejected for that. Not used around indispensable setup. */
 void fuzz_faults_begin(uint64_t hash);
 bool fuzz_faults_end(void);
 
-/* The context of the CPU, made at the first call: before it the backend is not there either. */
+/* The CPU context, created by the first call, before which there is no backend either. */
 tch_context *fuzz_context(void);
 
-/* The bytes as a file that is in no folder, one of two; the path holds until the next call for it. */
+/* The bytes as an unlinked file, one of two; the path is valid until the next call for it. */
 const char *fuzz_file(int which, const uint8_t *bytes, size_t count);
 
-/* The bytes as text with an end, in memory of exactly that size; to be freed. */
+/* The bytes as a NUL-terminated string in memory of exactly that size; the caller frees it. */
 char *fuzz_text(const uint8_t *bytes, size_t count);
 
-/* A folder in memory where the system has one, removed when the program ends; and a file there, which is overwritten.
- * The descriptor stays open, so that writing it again is cheap. */
+/* A folder, in memory if possible, removed at exit; and a file there, which is overwritten. The descriptor stays open,
+ * so that rewriting it is cheap. */
 const char *fuzz_folder(void);
 void fuzz_empty_folder(void);
 void fuzz_write(const char *name, int *descriptor, const uint8_t *bytes, size_t count);

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Changed safetensors files, opened by us and by the safetensors package: both read the same, or a rule says why not.
+"""Mutated safetensors files, read by the library and by the safetensors package: the results agree, or a documented
+rule explains the difference.
 
     tests/fuzz/fuzz_safetensors.py LIBRARY [--seed N] [--runs N | --seconds S]
 
-A file that both accept has the same tensors and settings in both, bit for bit. One that only the package accepts breaks
-a rule of ours, which docs/checkpoints.md has under "What is accepted"; one that only we accept is an error. The file
-that shows it stays in the current folder. Exits with 77 where the package is missing.
+A file accepted by both has the same tensors and settings in both, bitwise. One accepted only by the package violates a
+rule of the library, listed in docs/checkpoints.md under "What is accepted"; one accepted only by the library is an
+error. Such a file is saved in the current folder. Exits with 77 if the package is missing.
 """
 
 import argparse
@@ -25,7 +26,7 @@ sys.path.insert(0, str(FOLDER.parent / "checkpoint"))
 from checkpoint_interop import SKIPPED, TYPES, Library, find_safetensors, tensor_over  # noqa: E402
 from make_corpus import CORPORA, JSON_WORDS  # noqa: E402
 
-# A part of our message, and the rule of docs/checkpoints.md.
+# A part of the library's message, and the rule of docs/checkpoints.md.
 STRICTER = {
     r"a tensor has the unknown member": "other members of a tensor",
     r"a header begins with '{'": "white space before the header",
@@ -54,7 +55,7 @@ class Info(ctypes.Structure):
 
 
 def read_ours(library, path):
-    """Tensors and settings, or the message that refuses the file. A type that we have no tensors of has no bytes."""
+    """Tensors and settings, or the error message. Unsupported types have no bytes."""
     c = library.library
     checkpoint = ctypes.c_void_p()
     if c.tch_checkpoint_open(os.fsencode(path), ctypes.byref(checkpoint)) != 0:
@@ -90,7 +91,7 @@ def read_theirs(safetensors, path, content):
 
 
 def difference(ours, theirs):
-    """What differs between two results that were both read."""
+    """The difference between two successful results."""
     if ours[0].keys() != theirs[0].keys():
         return f"tensors {sorted(ours[0])} and {sorted(theirs[0])}"
     for name, (dtype, shape, data) in ours[0].items():
@@ -110,7 +111,7 @@ def rule_for(message, content):
 
 
 def compare(ours, theirs, content):
-    """What is wrong, or None; and which case it is."""
+    """The error, or None; and the kind of case."""
     if isinstance(ours, str) and isinstance(theirs, str):
         return None, "refused by both"
     if isinstance(theirs, str):
@@ -127,7 +128,7 @@ class Changes:
         self.seeds = list(CORPORA["checkpoint"].values())
 
     def change_text(self, text):
-        """Bytes of the header changed, removed, repeated, or replaced by a word of the format."""
+        """Changes, removes, repeats or replaces bytes of the header."""
         r = self.random
         text = bytearray(text)
         for _ in range(r.choice([0, 1, 1, 1, 2, 3])):
@@ -138,7 +139,7 @@ class Changes:
         return bytes(text)
 
     def change_number(self, text):
-        """One number or type of the header becomes another."""
+        """Replaces a number or type in the header."""
         r = self.random
         found = list(re.finditer(rb"\d+|\"[A-Z]+\d*\"", text))
         if not found:
@@ -180,7 +181,7 @@ def main():
     library.library.tch_checkpoint_key_count.restype = ctypes.c_int64
     changes, cases, runs = Changes(options.seed), {}, 0
     end = time.monotonic() + options.seconds
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a disk would be what it waits for
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # files are slow on a disk
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         path = os.path.join(folder, "changed.safetensors")
         while runs < options.runs and time.monotonic() < end:

@@ -1,8 +1,7 @@
-"""Writes the corpora of the fuzz targets into FOLDER/TARGET, from the texts below, and their dictionaries into
+"""Writes the corpora of the fuzz targets to FOLDER/TARGET, from the texts below, and their dictionaries to
 FOLDER/TARGET.dict: make_corpus.py FOLDER.
 
-A corpus stays small: one file for each form that a reader knows. What a long run finds goes into this file by hand, if
-it reaches something new.
+A corpus is small: one file per syntactic form. Findings of long runs are added here by hand if they increase coverage.
 """
 
 import struct
@@ -121,7 +120,7 @@ WORDS = {
 def capsule(
     kind=1, choice=0, which=0, version=(1, 0), flags=0, rank=2, dtype=(2, 32, 1), sizes=((2, 3), (3, 1)), use=1
 ):
-    """As fuzz_dlpack.c reads it: sizes and strides are one byte each, 4 too large."""
+    """The input of fuzz_dlpack.c: sizes and strides are one byte each, offset by 4."""
     head = bytes((0, kind, choice, which, *version, flags, rank, *dtype, kind, 0))
     pairs = list(sizes) + [(0, 0)] * (12 - len(sizes))
     return head + bytes(n + 4 for pair in pairs for n in pair) + bytes((use,))
@@ -145,8 +144,8 @@ DLPACK = {
     "not_one": capsule(which=164),
 }
 
-# fuzz_state.c: kind and form that are saved, kind and form that are loaded, options, edits. A form is the type of
-# moments, with 3 added for packed factors and 6 for bfloat16 roots.
+# fuzz_state.c: kind and form to save, kind and form to load, options, edits. A form is the dtype of moments, plus 3 for
+# packed factors and 6 for bfloat16 roots.
 STATES = {
     f"{kind}_{saved}_{loaded}": bytes((kind, saved, kind, loaded, 0))
     for kind in range(8)
@@ -155,13 +154,13 @@ STATES = {
 STATES["other_byte"] = bytes((0, 2, 0, 0, 1, 255, 255, 255, 0x11, 1))
 STATES["other_name"] = bytes((3, 0, 3, 0, 0, 40, 0, 0, 0x32)) + b"abc"
 
-# fuzz_comm.c: kind, group, use, then what other ranks send.
+# fuzz_comm.c: kind, group, use, then the data sent by other ranks.
 COMM = {
     f"{kind}_{use}": bytes((kind, 7 * kind, use)) for kind in range(8) for use in (15 + kind, 48 + kind)[: 2 - kind % 2]
 }
 COMM["disagree"] = bytes((2, 1, 9, 0, 0, 0, 0, 2, 0)) + bytes(range(120, 160))
 
-# Words of each format, separated by blanks, and those that have blanks or other bytes in them.
+# Tokens of each format, separated by blanks, and those that contain blanks or other bytes.
 JSON_WORDS = [
     *rb"""{ } [ ] , : ; / " \ ../ 0 1 24 - 1e3 null true 9223372036854775807 18446744073709551615 \u0000 \ud800 \u00e9
     \n \ud83d\udd25 F64 F32 BF16 F16 I64 I32 U8 BOOL F4 F6_E2M3 F8_E4M3 C64 "a" "dtype" "shape":[1]

@@ -1,4 +1,4 @@
-/* See fuzz.h. Linked to every target, with libFuzzer and with driver.c. */
+/* Linked to every target, with libFuzzer and with driver.c. */
 #define _GNU_SOURCE
 #include "fuzz.h"
 

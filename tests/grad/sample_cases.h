@@ -1,5 +1,5 @@
-/* Convolutions, embeddings and normalizing layers for the tests of per-sample gradients: sizes 0 and 1, edges of tiles,
- * every kind of padding, dimensions 1 to 3. */
+/* Convolutions, embeddings and normalization layers for tests of per-sample gradients: sizes 0 and 1, edges of tiles,
+ * every kind of padding, 1 to 3 dimensions. */
 #ifndef TORCHIUM_TESTS_SAMPLE_CASES_H
 #define TORCHIUM_TESTS_SAMPLE_CASES_H
 
@@ -44,7 +44,7 @@ typedef struct kind_size {
     token_mix mix;
     int32_t normalized; /* LAYER_NORM, RMS_NORM */
     int64_t groups;     /* GROUP_NORM */
-    double mean;        /* of the inputs, whose spread is 1 */
+    double mean;        /* of the inputs, with standard deviation 1 */
 } kind_size;
 
 /* clang-format off */
@@ -84,7 +84,7 @@ static const kind_size kinds[] = {
     NORM(GROUP_NORM, 3, 0, 2, 0.5, 3, 6, 5),
     NORM(GROUP_NORM, 4, 0, 6, 0.0, 2, 6, 3, 4),
     NORM(GROUP_NORM, 2, 0, 2, 0.0, 3, 4),
-    NORM(GROUP_NORM, 2, 0, 4, 0.0, 3, 4), /* one element to a group: normalized to 0 */
+    NORM(GROUP_NORM, 2, 0, 4, 0.0, 3, 4), /* one element per group: normalized to 0 */
     NORM(GROUP_NORM, 4, 0, 2, 1.0, 2, 4, 1, 1),
     NORM(GROUP_NORM, 5, 0, 3, -1.0, 2, 6, 3, 5, 2),
     NORM(GROUP_NORM, 3, 0, 3, 1e4, 2, 3, 300),

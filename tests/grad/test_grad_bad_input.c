@@ -1,6 +1,6 @@
-/* Bad input to the functions of grad.h, for every kind of layer. Every refusal has its status and names what was wrong,
- * a number with its value; nothing is written; and afterwards the same call works. Tensors that are broken in ways that
- * do not depend on the kind are in test_bad_input.c. */
+/* Invalid input to the functions of grad.h, for every kind of layer. Every call returns its status and names the error,
+ * a number with its value; nothing is written; and afterwards a valid call works. test_bad_input.c has invalid tensors
+ * that do not depend on the kind. */
 
 #include <torchium/grad.h>
 
@@ -15,7 +15,7 @@ enum { INPUT, GRADIENT, HIDDEN, LOGITS, SAMPLE_WEIGHT, SAMPLE_BIAS, WEIGHT, BIAS
 typedef struct world {
     tch_context *context;
     tch_layer layer;
-    const tch_layer *given; /* what calls get, tests put other things here */
+    const tch_layer *given; /* passed to calls, replaced by tests */
     test_tensor *tensors[TENSORS];
     tch_tensor *t[TENSORS]; /* the same for tensors */
     tch_grad_part parts;
@@ -63,7 +63,7 @@ static void world_make(world *w, tch_context *context, tch_layer_kind kind)
 {
     const shape shapes[TENSORS] = {[INPUT] = kinds[kind].input,
                                    [GRADIENT] = kinds[kind].gradient,
-                                   [HIDDEN] = {3, {2, 5, 4}}, /* of a linear layer with the embedding's weight */
+                                   [HIDDEN] = {3, {2, 5, 4}}, /* of a linear layer tied to the embedding */
                                    [LOGITS] = {3, {2, 5, 7}},
                                    [SAMPLE_WEIGHT] = with_samples(kinds[kind].weight),
                                    [SAMPLE_BIAS] = with_samples(kinds[kind].bias),
@@ -119,7 +119,7 @@ static tch_status call_tied(const world *w)
                                w->t[NUMBERS]);
 }
 
-/* Which tensors a function takes, beside the input and the output gradient, and by what name. */
+/* A function's tensors besides input and output gradient, and their names. */
 typedef struct function {
     const char *name;
     tch_status (*call)(const world *w);
@@ -161,7 +161,7 @@ enum { LAYER_OR_RMS = 1 << TCH_LAYER_LAYER_NORM | 1 << TCH_LAYER_RMS_NORM, ALL =
 
 #define OPTION(member) TEST_FIELD(tch_layer, member)
 
-/* The mark: the kinds that have the option. */
+/* The kinds that have the option. */
 static const test_range options[] = {
     {OPTION(kind), ALL, 3, {-1, 6, 1000}},
     {OPTION(scale), ALL, 3, {NAN, INFINITY, -INFINITY}},
@@ -192,7 +192,7 @@ static void break_options(world *w, const function *f)
     }
 }
 
-/* Numbers that do not fit the input or each other, for some kinds and, where a function is named, for that one. */
+/* Numbers that do not fit the input or each other, for some kinds and, if named, for one function. */
 static const struct {
     int kinds;
     tch_status (*call)(const world *w);
@@ -284,7 +284,7 @@ static void refuse_dimension_more(world *w, const function *f, int index, const 
     refuse_flaw(w, f, index, &more, name);
 }
 
-/* One of a size too few, in every dimension of the output gradient that the input decides. */
+/* One element too few, in every dimension of the output gradient that the input determines. */
 static void break_gradient_sizes(world *w, const function *f)
 {
     tch_layer_kind kind = w->layer.kind;
@@ -339,7 +339,7 @@ static void break_other_tensors(world *w, const function *f)
     }
 }
 
-/* Kinds without a bias are refused one. */
+/* Kinds without a bias reject one. */
 static void break_bias(world *w, const function *f)
 {
     bool takes_bias = f->count > 1;
@@ -361,7 +361,7 @@ static void break_strides(world *w, const function *f)
     }
 }
 
-/* Everything above for every function and kind, each followed by the function as it should be called. */
+/* All of the above for every function and kind, each followed by a valid call. */
 TEST(broken_calls)
 {
     static const struct {
@@ -394,8 +394,8 @@ TEST(broken_calls)
 
 /* --- tied weights ------------------------------------------------------------------------------------------------ */
 
-/* Its tensors, and which argument is named where a dimension of it has an element less: another number of positions or
- * samples is noticed where the next tensor is compared. */
+/* Its tensors, and the argument named if a dimension of it has one element less: other numbers of positions or samples
+ * are detected at the next tensor. */
 static const struct {
     int tensor;
     const char *name, *fewer[3];

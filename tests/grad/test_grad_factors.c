@@ -1,10 +1,10 @@
-/* Factors and scales against plain loops over samples and positions in float64.
+/* Factors and scales vs plain loops over samples and positions in float64.
  *
- * A factor is a sum of N outer products, N samples or samples times positions: its element is off by at most (N + 8) u
- * times the sum of the products' sizes, u being the roundoff of the arithmetic; with `reduce`, whose rows are sums of T
- * themselves, (N + 2 T + 8) u. A scale is a mean of squares of Q_G S Q_A': each coordinate is off by at most e = (d + p
- * + T + 8) u M with M the same product of sizes, and its square by 3 e M. Where operands may be rounded to 11 bits,
- * 2^-11 for each: 2^-10 for a factor, 2^-8 for a coordinate, which is a product of products. */
+ * A factor is a sum of N outer products, N samples or samples times positions: the error of an element is at most (N +
+ * 8) u times the sum of absolute products, with u the unit roundoff; with `reduce`, whose rows are sums of T
+ * themselves, (N + 2 T + 8) u. A scale is a mean of squares of Q_G S Q_A': the error of each coordinate is at most e =
+ * (d + p + T + 8) u M with M the same product of absolute values, and of its square 3 e M. If operands may be rounded
+ * to 11 bits, 2^-11 for each: 2^-10 for a factor, 2^-8 for a coordinate, which is a product of products. */
 #include "support/elements.h"
 #include "support/grad/layer_positions.h"
 #include "support/linalg/reference.h"
@@ -43,7 +43,7 @@ typedef struct factor_trial {
     int bias, rounded;
     double scale, alpha, beta;
     test_layout layout, factor_layout;
-    bool little; /* with the least workspace that is enough */
+    bool little; /* with the least workspace that suffices */
 } factor_trial;
 
 static double roundoff(const factor_trial *t)
@@ -52,8 +52,7 @@ static double roundoff(const factor_trial *t)
     return wide ? 0x1p-53 : 0x1p-24;
 }
 
-/* `made`: operands that the library has computed itself in float32, and not those that came as half types, which 11
- * bits hold exactly. */
+/* `made`: operands computed by the library in float32, unlike half types, which are exact in 11 bits. */
 static double rounding_of_operands(const factor_trial *t, bool made, double bound)
 {
     bool may = t->rounded && !test_on_cpu() && roundoff(t) == 0x1p-24;
@@ -183,7 +182,7 @@ TEST(factors_of_every_layout)
     }
 }
 
-/* Batches that do not fit are done a few samples at a time, within the same bounds. */
+/* Batches that exceed the workspace are processed a few samples at a time, within the same bounds. */
 static const test_layer_case many_cases[] = {
     {"many vectors", LINEAR, 700, 6, 5, {1}},
     {"many sequences", LINEAR, 90, 7, 4, {6}},
@@ -199,7 +198,7 @@ static void put(test_tensor *t, int64_t index, double value)
     test_tensor_write(t, values);
 }
 
-/* Each factor by itself, with what the other is made of left out, is the same to the bit. */
+/* Each factor alone, without the other's operands, is bitwise the same. */
 TEST(one_factor_at_a_time)
 {
     const test_layer_case *c = &layer_cases[2];
@@ -316,9 +315,9 @@ TEST(little_memory)
     }
 }
 
-/* --- what stays as it is ----------------------------------------------------------------------------------------- */
+/* --- unchanged outputs ------------------------------------------------------------------------------------------- */
 
-/* Neither factor changes where what would be added to one of them is not finite, or nothing; nor do scales. */
+/* Both factors and scales are unchanged if an update is not finite, or empty. */
 TEST(bad_and_empty_batches_change_nothing)
 {
     static const test_layer_case none = {"no samples", LINEAR, 0, 4, 3, {2}};

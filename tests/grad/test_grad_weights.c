@@ -1,5 +1,5 @@
-/* What comes after the norms: the cross term of tied weights against both gradients formed in full, clipping, and the
- * weights of the natural gradient against a dense solve. */
+/* After the norms: the cross term of tied weights vs both gradients in full, clipping, and the weights of the natural
+ * gradient vs a dense solve. */
 
 #include <torchium/grad.h>
 
@@ -46,10 +46,10 @@ typedef struct tied_trial {
     double *tokens, *h, *a, *g;
     test_tensor *inputs[4];
     test_tensor *norms;
-    double *start; /* what norms holds before the call */
+    double *start; /* initial value of norms */
 } tied_trial;
 
-/* Tokens from a little below 0 to a little above the last row. */
+/* Tokens from slightly below 0 to slightly above the last row. */
 static double *draw_tokens(test_random *random, const tied_case *c)
 {
     double *tokens = test_zeros(c->samples * c->tokens);
@@ -86,8 +86,8 @@ static void tied_make(tied_trial *s, tch_context *context, const tied_case *c, t
     s->norms = tensor_of(context, TCH_FLOAT64, 1, shapes[0], s->start, LAYOUT_CONTIGUOUS);
 }
 
-/* 2 scale^2 <E, L> for sample b with both gradients formed, V by d; the bound is u (16 + d + positions) times the sum
- * of the terms' magnitudes: products over d are rounded, and so are their sums. */
+/* 2 scale^2 <E, L> of sample b from both gradients, V by d; the bound is u (16 + d + positions) times the sum of the
+ * terms' magnitudes: products over d are rounded, and so are their sums. */
 static double tied_reference(const tied_trial *s, int64_t b, double unit, double *bound)
 {
     const tied_case *c = &s->c;
@@ -154,7 +154,7 @@ TEST(the_cross_term_of_tied_weights)
     }
 }
 
-/* The smallest workspace that does makes the call go through its samples one by one. */
+/* The smallest sufficient workspace makes the call process samples one by one. */
 TEST(the_cross_term_in_chunks)
 {
     tch_context *context = *state;
@@ -256,7 +256,7 @@ TEST(natural_weights_of_many_sizes)
     }
 }
 
-/* A bad matrix is reported, or without a report refused, and the weights stay as they are. */
+/* A bad matrix is reported, or without a report an error, and weights are unchanged. */
 static void check_reported(tch_context *context, const double *values, tch_report expected)
 {
     const int64_t shape[] = {2, 2};

@@ -1,5 +1,5 @@
-/* Kernels: what the library does around a pretended compiler (messages, logs, arguments as the kernel sees them), and
- * one small kernel with the real compiler of the device under test. */
+/* Kernels: the library around a fake compiler (messages, logs, arguments as the kernel sees them), and a small kernel
+ * with the real compiler of the device under test. */
 #define _GNU_SOURCE
 #include <sys/stat.h>
 #include <unistd.h>
@@ -73,7 +73,7 @@ WITH_COMPILER(what_a_kernel_knows)
 
 /* --- rounding --------------------------------------------------------------------------------------------------- */
 
-/* The value of 16 bits with so many bits of fraction, by its definition. */
+/* The value of 16 bits with `fraction` bits of fraction, by definition. */
 static double value_of(uint16_t bits, int fraction)
 {
     int exponent = (bits & 0x7fff) >> fraction;
@@ -84,7 +84,7 @@ static double value_of(uint16_t bits, int fraction)
     return bits & 0x8000 ? -size : size;
 }
 
-/* Every finite number is itself; halfway to the next one the even one is taken, beside it the nearer. */
+/* Every finite number is unchanged; midpoints round to even, neighbors to nearest. */
 static void check_rounding(int fraction)
 {
     const int infinity = ((1 << (15 - fraction)) - 1) << fraction;
@@ -113,7 +113,7 @@ TEST(sixteen_bits)
 
 /* --- arguments -------------------------------------------------------------------------------------------------- */
 
-/* Launches a kernel of one parameter and compares the bytes it got. */
+/* Launches a kernel of one parameter and compares the bytes it received. */
 static void check_value(tch_context *context, tch_kernel_parameter parameter, tch_kernel_argument argument,
                         const void *expected)
 {
@@ -222,7 +222,7 @@ WITH_COMPILER(structs)
     check_value(*state, fake_number(TCH_PARAMETER_UINT, 8), number, &large);
 }
 
-/* As many as there can be, of odd sizes: each lies where no other does, aligned for any type. */
+/* The maximum number, of odd sizes: none overlap, and each is aligned for any type. */
 WITH_COMPILER(many_arguments)
 {
     tch_context *context = *state;
@@ -264,7 +264,7 @@ WITH_COMPILER(shapes)
     tch_kernel_destroy(kernel);
 }
 
-/* --- with the device's own compiler ----------------------------------------------------------------------------- */
+/* --- with the device's compiler ---------------------------------------------------------------------------------- */
 
 #define COUNT 1000
 
@@ -298,7 +298,7 @@ static void run_axpy(tch_context *context, tch_kernel *kernel)
     }
 }
 
-/* The test ends here where the device has no compiler. */
+/* Ends the test if the device has no compiler. */
 static tch_kernel *compile_for_real(tch_context *context, const tch_kernel_config *config)
 {
     tch_kernel *kernel = NULL;
@@ -311,7 +311,7 @@ static tch_kernel *compile_for_real(tch_context *context, const tch_kernel_confi
     return kernel;
 }
 
-/* A file whose name and folder a shell, or a line of a source, would take for something else. */
+/* File and folder names with special characters of shells and C. */
 WITH_REAL_COMPILER(a_real_kernel_in_a_strange_place)
 {
     tch_context *context = *state;

@@ -1,5 +1,5 @@
-/* Compiling kernels from bad input: names, options and paths that would like to run something else, configs that make
- * no sense, no memory. Whatever it is, the compiler is not asked. */
+/* Compiling invalid kernels: injection through names, options and paths, inconsistent configs, out of memory. The
+ * compiler is never called. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <sys/stat.h>
@@ -121,8 +121,8 @@ WITH_COMPILER(options)
 
 /* --- paths ------------------------------------------------------------------------------------------------------ */
 
-/* Names that a shell or a compiler's command line would take for something else are names of files here, and their
- * folders reach the backend as absolute paths. */
+/* Special characters of shells or command lines are part of file names here, and folders reach the backend as absolute
+ * paths. */
 WITH_COMPILER(strange_paths)
 {
     tch_context *context = *state;
@@ -263,8 +263,8 @@ static tch_status compile_from_file(tch_context *context, const char *path, cons
     return status;
 }
 
-/* Every allocation fails once, with the cache empty and with the entry in it: the call fails with OUT_OF_MEMORY or goes
- * on without what only helps, nothing leaks, and the next call works. */
+/* Every allocation fails once, with the cache empty and with the entry in it: the call fails with OUT_OF_MEMORY or
+ * continues without something optional, nothing leaks, and the next call works. */
 TEST_WITH(no_memory, open_counting, close_counting)
 {
     tch_context *context = *state;

@@ -1,5 +1,5 @@
-/* Launching kernels with bad input: arguments that do not fit their parameters, shapes that no GPU has. Whatever it is,
- * the message says which argument and what was expected, and nothing is launched. */
+/* Invalid launches: arguments that do not match their parameters, and shapes that no GPU supports. The message names
+ * the argument and what was expected, and nothing is launched. */
 #include "support/bad_input.h"
 #include "support/kernel/fake_compiler.h"
 #include "support/testing.h"
@@ -66,7 +66,7 @@ WITH_COMPILER(numbers_that_do_not_fit)
     }
 }
 
-/* The flaw of a tensor of float32, and words of the message. */
+/* The defect of a float32 tensor, and words of the message. */
 WITH_COMPILER(tensors_that_do_not_fit)
 {
     const test_flaw none = {"", TCH_ERR_DTYPE, PART_OFFSET, 0, {0}};

@@ -1,5 +1,5 @@
-/* The cache of compiled kernels: what becomes of damage, of folders of others, of full disks, and of many processes at
- * once. The compiler is a pretended one that counts how often it is asked. */
+/* The cache of compiled kernels: damaged entries, other users' folders, full disks, and concurrent processes. A fake
+ * compiler counts its calls. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ static void write_text(const char *name, const char *text)
     test_file_write(test_path(name), text, (int64_t)strlen(text));
 }
 
-/* In a process of its own: root may write everywhere, and a limit on the size of files lasts. */
+/* In a child process: root can write everywhere, and a file size limit is permanent. */
 static void in_child(tch_context *context, int (*work)(tch_context *context))
 {
     fflush(NULL);
@@ -50,7 +50,7 @@ static int compile_quietly(tch_context *context, const char *source)
     return !info.from_cache;
 }
 
-/* Only before tch_kernel_cache_limit is called for the first time: this test is the first. */
+/* Only before the first call of tch_kernel_cache_limit: this test is the first. */
 static int with_a_limit_of_the_environment(tch_context *context)
 {
     fake.image_bytes = 600 << 10;
@@ -71,7 +71,7 @@ WITH_COMPILER(the_environment_limits)
 
 /* --- damage ----------------------------------------------------------------------------------------------------- */
 
-/* With every byte changed and at every length the entry is known to be damaged, and replaced by a good one. */
+/* With any byte changed and at any length the entry is detected as damaged, and replaced. */
 WITH_COMPILER(damage_is_repaired)
 {
     tch_context *context = *state;
@@ -96,7 +96,7 @@ WITH_COMPILER(damage_is_repaired)
     }
 }
 
-/* Whole, but the backend cannot load it: another driver, say. */
+/* Intact, but the backend cannot load it, for instance after a driver update. */
 WITH_COMPILER(an_entry_that_does_not_load)
 {
     tch_context *context = *state;
@@ -106,13 +106,13 @@ WITH_COMPILER(an_entry_that_does_not_load)
     fake.refuses_load = 1;
     assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 1);
     assert_int_equal(fake_compile_text(context, FAKE_SOURCE), 0);
-    fake.refuses_load = 2; /* the new one too */
+    fake.refuses_load = 2; /* nor the new one */
     assert_int_equal(tch_kernel_compile(context, &config, &kernel), TCH_ERR_IO);
     assert_null(kernel);
     assert_int_equal(fake_cache_count(""), 0);
 }
 
-/* Links, pipes and files that others could have written are no entries. */
+/* Links, pipes and files that others can write are not entries. */
 WITH_COMPILER(foreign_entries)
 {
     tch_context *context = *state;
@@ -270,7 +270,7 @@ static void name_source(char source[32], int number)
     snprintf(source, 32, "// number %d\n", number);
 }
 
-/* Where the entry of a source lies. */
+/* The path of a source's entry. */
 static void name_entry(char path[TEST_PATH_SIZE], const char *source)
 {
     const tch_kernel_text text = {.source = source, .file = "kernel.cu", .name = "f"};
@@ -284,7 +284,7 @@ static void name_entry(char path[TEST_PATH_SIZE], const char *source)
     snprintf(path, TEST_PATH_SIZE, "%s", test_path(name));
 }
 
-/* Ten entries of 1080 bytes, then a limit for five: the oldest go, but for the one that was used again. */
+/* Ten entries of 1080 bytes, then a limit for five: the oldest are removed, except for the one used again. */
 WITH_COMPILER(the_oldest_go_first)
 {
     tch_context *context = *state;
@@ -322,7 +322,7 @@ WITH_COMPILER(the_oldest_go_first)
     CHECK_OK(tch_kernel_cache_limit((int64_t)256 << 20));
 }
 
-/* Leftovers of killed processes go when they are old; what has another name stays. */
+/* Old leftovers of killed processes are removed; files with other names stay. */
 WITH_COMPILER(leftovers_go)
 {
     tch_context *context = *state;
@@ -346,13 +346,12 @@ WITH_COMPILER(leftovers_go)
     }
 }
 
-/* --- many processes --------------------------------------------------------------------------------------------- */
+/* --- concurrent processes ---------------------------------------------------------------------------------------- */
 
 #define PROCESSES 8
 #define KEYS 12
 
-/* Compiles one of a few sources again and again, with a cache that holds only half of them, until it is killed or done.
- * */
+/* Compiles a few sources repeatedly, with a cache that holds half of them, until it is killed or done. */
 static int hammer(tch_context *context, int process, int rounds)
 {
     char source[32];

@@ -1,6 +1,5 @@
-/* Keys of the cache: the hash they are made with, that everything a compiled kernel depends on changes them, and that a
- * source which reads files has none. The compiler is a pretended one that counts how often it is asked, except in the
- * last tests. */
+/* Cache keys: their hash, that they cover everything a compiled kernel depends on, and that a source which reads files
+ * has none. A fake compiler counts its calls, except in the last tests. */
 #define _GNU_SOURCE
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,7 +26,7 @@ static void check_digest(const uint8_t digest[TCHI_SHA256_BYTES], const char *ex
     assert_string_equal(text, expected);
 }
 
-/* The examples that NIST publishes with FIPS 180-4, and the empty message. */
+/* NIST's examples for FIPS 180-4, and the empty message. */
 TEST(published_digests)
 {
     static const struct {
@@ -92,7 +91,7 @@ WITH_COMPILER(everything_counts)
     assert_int_equal(fake_cache_count(""), 8);
 }
 
-/* Compiled twice: 1, 1 where it is not cached, and then the cache has no folder; otherwise 1, 0. */
+/* Compiled twice: 1, 1 if it is not cached, and then the cache has no folder; otherwise 1, 0. */
 static void check_cached(tch_context *context, tch_kernel_config *config, int cached)
 {
     fake_remove_tree(fake_cache());
@@ -145,8 +144,8 @@ WITH_COMPILER(sources_that_read_files)
     check_cached(*state, &config, 0);
 }
 
-/* A header of the user's with the name of a system header: the source that includes it sees it and is not cached, all
- * others are compiled without the folder. */
+/* A user's header with the name of a system header: a source that includes it uses it and is not cached, all others are
+ * compiled without the folder. */
 WITH_COMPILER(own_headers_of_the_user)
 {
     const char *folders[] = {test_path("in")};
@@ -184,8 +183,8 @@ static void expect_kernel(tch_context *context, tch_kernel_config *config, int v
 
 #define KERNEL "__global__ void f(int *y) { *y = VALUE; }\n"
 
-/* A header changes, and then one of its name appears in an earlier folder: the library is told of the folders, or only
- * the compiler finds them. */
+/* A header changes, and then one of its name appears in an earlier folder, which is passed to the library or found by
+ * the compiler only. */
 WITH_REAL_COMPILER(headers_that_change)
 {
     static const char *const ways[] = {"includes", "options", "CPATH", "CPLUS_INCLUDE_PATH"};
@@ -215,8 +214,8 @@ WITH_REAL_COMPILER(headers_that_change)
     assert_int_equal(fake_cache_count(""), -1);
 }
 
-/* Without includes a kernel is cached, but for the environment that lets a header take the place of the system's. Where
- * the linker looks is a part of the key. */
+/* Without includes a kernel is cached, unless the environment lets a header replace the system's. The linker's search
+ * path is part of the key. */
 WITH_REAL_COMPILER(a_source_without_includes)
 {
     static const char *const option[] = {"-DVALUE=7"};

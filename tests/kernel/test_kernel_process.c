@@ -1,5 +1,5 @@
-/* The process in which a compiler runs: its words and its status come back, and when it is over, or its time is,
- * nothing that it started goes on. The compilers are scripts. And what its report says of stacks. */
+/* Compiler processes: their output and status, and that after the end or the timeout none of their children survives.
+ * The compilers are scripts. And parsing of the stack report. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/stat.h>
@@ -9,11 +9,11 @@
 #include "support/files.h"
 #include "support/testing.h"
 
-enum { LONG = 200, SHORT = 2, LOG = 64 }; /* seconds that are never waited for, those that are, and bytes */
+enum { LONG = 200, SHORT = 2, LOG = 64 }; /* seconds that never elapse, seconds that do, and bytes */
 
 static char words[LOG];
 
-/* Runs a shell script, which finds a folder of its own in $1. */
+/* Runs a shell script with a temporary folder as $1. */
 static int run_script(const char *text, int seconds)
 {
     char script[TEST_PATH_SIZE], folder[TEST_PATH_SIZE], log[TEST_PATH_SIZE];
@@ -27,7 +27,7 @@ static int run_script(const char *text, int seconds)
     return tchi_process_run(arguments, log, seconds, words, sizeof words);
 }
 
-/* Whether the process whose number a script has written is alive. One that nobody has collected yet is not. */
+/* Whether the process whose number a script has written is alive; zombies are not. */
 static int is_alive(const char *file)
 {
     char path[64], state = 'X';
@@ -46,7 +46,7 @@ static int is_alive(const char *file)
     return state != 'X' && state != 'Z';
 }
 
-/* A signal needs a moment to arrive; one that was never sent is noticed by the test's own limit of time. */
+/* A signal needs a moment to arrive; a missing one ends in the test's timeout. */
 static void must_end(const char *file)
 {
     while (is_alive(file)) {
@@ -83,7 +83,7 @@ TEST_IN_FOLDER(a_compiler_that_sleeps)
     }
 }
 
-/* It is done when it ends, whoever still holds its outputs, and leaves nothing running. */
+/* It is done when it exits, whoever still holds its outputs, and leaves no processes. */
 TEST_IN_FOLDER(a_compiler_that_leaves_something)
 {
     assert_int_equal(run_script("#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho done; exit 5\n", LONG), 5);
@@ -91,7 +91,7 @@ TEST_IN_FOLDER(a_compiler_that_leaves_something)
     must_end("child");
 }
 
-/* Where children are collected by the system their status is not known. */
+/* If SIGCHLD is ignored the status is unknown. */
 TEST_IN_FOLDER(a_program_that_ignores_its_children)
 {
     void (*before)(int) = signal(SIGCHLD, SIG_IGN);
@@ -100,7 +100,7 @@ TEST_IN_FOLDER(a_program_that_ignores_its_children)
     signal(SIGCHLD, before);
 }
 
-/* 32 KiB and the sum, at least 64 KiB and at most 1 MiB and 32 KiB; without a bound, or without lines, the most. */
+/* 32 KiB and the sum, at least 64 KiB and at most 1 MiB and 32 KiB; without a bound or without lines, the maximum. */
 TEST(what_a_stack_needs)
 {
     static const struct {

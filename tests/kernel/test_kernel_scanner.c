@@ -1,13 +1,12 @@
-/* What reads a kernel's source before any compiler does: real sources cut off at every character must end in a text for
- * the compiler or in an error; fuzz_kernel_source changes them at random. Under the sanitizers every read and write is
- * checked, so sources lie in memory of exactly their size. And it must end soon: texts of megabytes that go back over
- * themselves take no longer than others. */
+/* Parsing of kernel sources before compilation: real sources truncated at every character must yield a text for the
+ * compiler or an error; fuzz_kernel_source mutates them at random. Sources are in memory of exactly their size, for
+ * sanitizers. Megabytes of adversarial text must not take more than linear time. */
 #include "backends/cpu/user_kernel/kernel.h"
 #include "kernel/cache.h"
 #include "support/kernel/kernel_sources.h"
 #include "support/testing.h"
 
-/* Beside those that people write: every form that is rewritten, and what is nearly one. */
+/* In addition to typical ones: every form that is rewritten, and near misses. */
 static const char *const odd_sources[] = {
     "extern __shared__ []; __global__ void f(float *x) {}",
     "__shared__ extern []; extern __shared__ ; extern __shared__ T[]; extern __shared__",
@@ -57,7 +56,7 @@ static void check_text(const char *text, size_t length)
     (void)tchi_kernel_reads_files(&alone);
 }
 
-/* --- cut texts --------------------------------------------------------------------------------------------------- */
+/* --- truncated texts --------------------------------------------------------------------------------------------- */
 
 static void cut_off(const char *source)
 {
@@ -133,6 +132,6 @@ TEST(long_sources)
 int main(int argc, char **argv)
 {
     test_begin(argc, argv);
-    (void)tch_backend_count(); /* gives the CPU's backend its allocator */
+    (void)tch_backend_count(); /* provides the CPU backend's allocator */
     return test_run(__FILE__, NULL, NULL);
 }

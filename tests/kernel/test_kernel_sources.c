@@ -1,5 +1,5 @@
-/* Kernels as people write them, on the device under test: the list of support/kernel/kernel_sources.c, and what a
- * compiler or a running kernel says when something is wrong with one. */
+/* Typical kernels on the device under test: the list of support/kernel/kernel_sources.c, and errors at compile time and
+ * at run time. */
 #include <float.h>
 
 #include "support/fakes/counting_allocator.h"
@@ -20,7 +20,7 @@ static tch_status compile_source(tch_context *context, const char *source, const
     return tch_kernel_compile(context, &config, kernel);
 }
 
-/* What a kernel f(T *y) in one block writes to the elements of y. */
+/* The elements of y written by a kernel f(T *y) in one block. */
 static double *run_block(tch_context *context, const tch_kernel_config *config, tch_dtype dtype, int64_t count,
                          int64_t threads)
 {
@@ -45,7 +45,7 @@ TEST(all_sources)
     }
 }
 
-/* --- what cannot be compiled ------------------------------------------------------------------------------------- */
+/* --- compile errors ---------------------------------------------------------------------------------------------- */
 
 static void refuse_source(tch_context *context, const char *source, const char *name, const char *words)
 {
@@ -57,7 +57,7 @@ static void refuse_source(tch_context *context, const char *source, const char *
 
 TEST(compile_errors)
 {
-    /* A place as each compiler writes it. */
+    /* A source location as each compiler formats it. */
     const char *first = test_on_cpu() ? "mine.cu:1" : "mine.cu(1)";
     const char *third = test_on_cpu() ? "mine.cu:3" : "mine.cu(3)";
     const struct {
@@ -80,7 +80,7 @@ TEST(compile_errors)
     }
 }
 
-/* What a GPU has and the CPU cannot do. */
+/* GPU features without a CPU implementation. */
 TEST(refused_on_the_cpu)
 {
     static const char *const cases[][2] = {
@@ -98,7 +98,7 @@ TEST(refused_on_the_cpu)
     }
 }
 
-/* --- what goes wrong while it runs ------------------------------------------------------------------------------- */
+/* --- run-time errors --------------------------------------------------------------------------------------------- */
 
 static void expect_stop(tch_context *context, const char *source, int64_t blocks, int64_t threads, const char *words)
 {
@@ -145,7 +145,7 @@ TEST(stopped_on_the_cpu)
 /* --- stacks ------------------------------------------------------------------------------------------------------ */
 
 /* Each of 40 threads keeps `count` numbers across a barrier, at which all others run on their own stacks: i + thread at
- * place i, whose sum is count (count - 1) / 2 + count thread. */
+ * index i, with the sum count (count - 1) / 2 + count thread. */
 static void keep_across_a_barrier(tch_context *context, int64_t count)
 {
     enum { THREADS = 40 };
@@ -175,12 +175,12 @@ TEST(large_stacks)
     refuse_source(
         *state, "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n    __syncthreads();\n}\n",
         "f", "bytes of local variables, expected at most 1048576");
-    /* Of what a function that calls none has, x86-64 counts up to 128 bytes less. */
+    /* For a leaf function, x86-64 reports up to 128 bytes less. */
     refuse_source(*state, "__global__ void f(int *y)\n{\n    volatile int a[500100];\n    a[*y] = 1;\n}\n", "f",
                   "kernel f has 2000");
 }
 
-/* Fast arithmetic is the kernel's own: the thread that compiles and loads it keeps numbers below the normal ones. */
+/* Fast arithmetic is limited to the kernel: the thread that compiles and loads it keeps subnormal numbers. */
 TEST(fast_math_stays_inside)
 {
     static const char *const options[] = {"--use_fast_math"};
@@ -193,7 +193,7 @@ TEST(fast_math_stays_inside)
     tch_kernel_destroy(kernel);
 }
 
-/* Threads that have returned are not waited for. */
+/* Barriers do not wait for threads that have returned. */
 TEST(returned_threads)
 {
     enum { COUNT = 40 };
@@ -207,7 +207,7 @@ TEST(returned_threads)
     }
 }
 
-/* --- what a machine may lack ------------------------------------------------------------------------------------- */
+/* --- missing resources ------------------------------------------------------------------------------------------- */
 
 TEST(no_compiler)
 {
@@ -236,7 +236,7 @@ TEST(no_compiler)
     free(path);
 }
 
-/* Every allocation of compiling and launching fails once; what was taken is given back. */
+/* Every allocation of compiling and launching fails once, without leaks. */
 TEST_ALONE(little_memory, NULL, NULL)
 {
     static const char source[] = "__global__ void f(int n) { __syncthreads(); }\n";
@@ -248,7 +248,7 @@ TEST_ALONE(little_memory, NULL, NULL)
     CHECK_OK(tch_set_host_allocator(&allocator));
     tch_status status = TCH_ERR_OUT_OF_MEMORY;
     for (int call = 1; status != TCH_OK; call++) {
-        tch_context *context = NULL; /* keeps stacks from launch to launch */
+        tch_context *context = NULL; /* reuses stacks between launches */
         tch_kernel *kernel = NULL;
         tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(3, 40);
         tch_kernel_argument argument = TCH_ARGUMENT_INT(1);
@@ -269,9 +269,9 @@ TEST_ALONE(little_memory, NULL, NULL)
     CHECK_OK(tch_set_host_allocator(NULL));
 }
 
-/* --- beside each other ------------------------------------------------------------------------------------------- */
+/* --- concurrent kernels ------------------------------------------------------------------------------------------ */
 
-/* Kernels of one name, alive at once, keep to their own code, also when one of them goes. */
+/* Loaded kernels of one name keep their own code, even after one is destroyed. */
 TEST(several_kernels)
 {
     enum { KERNELS = 2 };
@@ -293,7 +293,7 @@ TEST(several_kernels)
     }
 }
 
-/* The names that people give to macros do not reach the text around their source. */
+/* Common macro names do not affect the text around the source. */
 TEST(macros_of_the_source)
 {
     static const char source[] =

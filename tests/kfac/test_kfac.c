@@ -1,6 +1,6 @@
-/* KFAC over twenty steps of observing, refreshing and preconditioning against a plain float64 version of it, for every
- * method and combination of options; support/grad/kfac_trial.c has the reference and the bounds. Then against a dense
- * solve with the Fisher matrix, and with factors whose rounding errors are larger than the damping. */
+/* KFAC over twenty steps of observing, refreshing and preconditioning vs a plain float64 reference, for every method
+ * and combination of options; support/grad/kfac_trial.c has the reference and the bounds. Then vs a dense solve with
+ * the Fisher matrix, and with factors whose rounding errors exceed the damping. */
 #include "support/grad/kfac_trial.h"
 #include "support/linalg/reference.h"
 #include "support/testing.h"
@@ -16,7 +16,7 @@
         .after = {after_, 0, 0}, .groups = (groups_), .padding_index = -1, .normalized = 1, .eps = 1e-5                \
     }
 
-/* With its bias the first layer has the sizes of the second, so that both are of one class. */
+/* With its bias the first layer has the sizes of the second, so that both are in one class. */
 static const test_layer_case cases[] = {
     {"first", LINEAR, 12, 4, 3, {1}},
     {"second", LINEAR, 8, 5, 3, {3}},
@@ -30,7 +30,7 @@ static const test_kfac_layer layers[] = {
 };
 #define LAYERS ((int32_t)TEST_COUNT(layers))
 
-/* The last layer is not seen at first: it is refreshed and preconditioned later than the others. */
+/* The last layer is not observed at first: it is refreshed and preconditioned later than the others. */
 static void check_steps(tch_context *context, const tch_kfac_config *config, tch_dtype dtype, double lr, bool little)
 {
     test_kfac_trial *t = test_kfac_make(context, config, LAYERS, layers, dtype);
@@ -97,7 +97,7 @@ TEST(every_type)
     }
 }
 
-/* So little workspace that results are not kept, and samples, factors and layers go a few at a time. */
+/* So little workspace that results are not kept, and samples, factors and layers are processed a few at a time. */
 TEST(little_workspace)
 {
     for (int i = 0; i < 6; i++) {
@@ -135,8 +135,8 @@ static void empirical_fisher(const test_positions *batch, double *fisher)
     }
 }
 
-/* Where all samples have one output gradient, the Fisher matrix is E[a a'] (x) g g': KFAC is exact, and in the
- * eigenbasis its step is the damped natural gradient step. */
+/* If all samples have one output gradient, the Fisher matrix is E[a a'] (x) g g': KFAC is exact, and in the eigenbasis
+ * its step is the damped natural gradient step. */
 TEST(eigen_steps_are_natural_gradient_steps)
 {
     static const test_layer_case layer_case = {"layer", LINEAR, SAMPLES, D, P, {1}};
@@ -168,8 +168,8 @@ TEST(eigen_steps_are_natural_gradient_steps)
     }
 }
 
-/* Of 3 samples all but three eigenvalues of a factor are rounding errors, some of them negative and larger than this
- * damping: what is inverted must be shifted by the rounding error of the factor as well, 2 u times its trace. */
+/* With 3 samples all but three eigenvalues of a factor are rounding errors, some of them negative and larger than this
+ * damping: the damping must include the factor's rounding error, 2 u times its trace. */
 TEST(rounding_errors_of_factors_are_damped)
 {
     enum { N = 48 };

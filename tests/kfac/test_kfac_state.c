@@ -1,5 +1,5 @@
-/* What KFAC keeps and what it refuses: loss scales, checkpoints that go on bit for bit, observations and
- * refreshes that fail, layers left out, memory that is not there, and bad arguments. */
+/* KFAC's state and errors: loss scales, bitwise resume from checkpoints, failed observations and refreshes, skipped
+ * layers, out of memory, and invalid arguments. */
 #include "support/bad_input.h"
 #include "support/fakes/counting_allocator.h"
 #include "support/files.h"
@@ -51,7 +51,7 @@ static tch_status precondition(const test_kfac_trial *t, int left_out)
     return tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments);
 }
 
-/* Every layer sees a batch, and all are refreshed and preconditioned. */
+/* Every layer observes a batch, and all are refreshed and preconditioned. */
 static tch_status take_step(const test_kfac_trial *t, uint64_t stream)
 {
     tch_status status = TCH_OK;
@@ -73,11 +73,11 @@ static test_kfac_trial *stepped_trial(tch_context *context, int method, uint64_t
     return t;
 }
 
-/* All of the state one after the other. */
+/* All of the state, concatenated. */
 static double *all_state(const test_kfac_trial *t, int64_t *count)
 {
     double *all = NULL;
-    for (int pass = 0; pass < 2; pass++) { /* counting, then copying */
+    for (int pass = 0; pass < 2; pass++) { /* counts, then copies */
         *count = 0;
         for (int32_t i = 0; i < tch_kfac_state_count(t->kfac); i++) {
             tch_optim_state state = TCH_OPTIM_STATE_INIT;
@@ -93,7 +93,7 @@ static double *all_state(const test_kfac_trial *t, int64_t *count)
     return all;
 }
 
-/* The state of `t` is, to the bit, what all_state gave before: of `t` or of another. */
+/* The state of `t` is bitwise what all_state returned before, for `t` or another. */
 static void check_state(const test_kfac_trial *t, const double *before, int64_t count)
 {
     int64_t now;
@@ -108,7 +108,7 @@ static void check_same_state(const test_kfac_trial *a, const test_kfac_trial *b)
     check_state(b, of_a, count);
 }
 
-/* A state of two trials, up to a difference. */
+/* Compares the states of two trials up to a difference. */
 static void check_close(const test_kfac_trial *a, const test_kfac_trial *b, int32_t layer, const char *what,
                         double bound)
 {
@@ -152,7 +152,7 @@ static void check_unchanged_gradients(const test_kfac_trial *t)
 
 /* --- loss scales and types --------------------------------------------------------------------------------------- */
 
-/* A loss scale that is a power of two changes nothing, not a bit. */
+/* A loss scale that is a power of two changes no bit. */
 TEST(loss_scales_are_divided_out)
 {
     const double scale = 4096.0;
@@ -179,8 +179,8 @@ TEST(loss_scales_are_divided_out)
     }
 }
 
-/* A float32 input with a bfloat16 gradient, as autocast leaves them: the same as with that gradient in float32, up to
- * the order of sums, which have up to 16 terms of about 1; 11 bits hold bfloat16 exactly. */
+/* A float32 input with a bfloat16 gradient, as with autocast: the same as with that gradient in float32, up to the
+ * order of sums, which have up to 16 terms of about 1; bfloat16 is exact in 11 bits. */
 TEST(inputs_and_gradients_may_differ_in_type)
 {
     test_kfac_trial *same = trial_of(*state, TCH_KFAC_EKFAC);
@@ -259,7 +259,7 @@ TEST_IN_FOLDER(checkpoints_go_on_bit_for_bit)
     }
 }
 
-/* The same by hand: the tensors copied, then the counts set. */
+/* The same manually: tensors are copied, then counts set. */
 TEST(state_can_be_copied_by_hand)
 {
     test_kfac_trial *a = trial_of(*state, TCH_KFAC_EKFAC);
@@ -295,7 +295,7 @@ static void refuse_number(test_kfac_trial *t, const char *path, const char *name
     check_counts(t, 0, 0);
 }
 
-/* Numbers that nothing has counted, and settings that are none: errors that name them before anything is written. */
+/* Invalid counts and settings: errors that name them before anything is written. */
 TEST_IN_FOLDER(numbers_that_cannot_be_are_refused)
 {
     static const struct {
@@ -332,7 +332,7 @@ TEST_IN_FOLDER(numbers_that_cannot_be_are_refused)
     CHECK_OK(load(b, path));
 }
 
-/* --- what fails -------------------------------------------------------------------------------------------------- */
+/* --- failures ---------------------------------------------------------------------------------------------------- */
 
 TEST(observations_that_are_not_finite_are_left_out)
 {
@@ -354,7 +354,7 @@ TEST(observations_that_are_not_finite_are_left_out)
     }
 }
 
-/* A factor that is not finite, or not positive where it must be, keeps its last inverse or basis. */
+/* A factor that is not finite, or not positive where required, keeps its last inverse or basis. */
 TEST(refreshes_that_fail_keep_the_last)
 {
     for (int method = 0; method < 3; method++) {
@@ -375,8 +375,8 @@ TEST(refreshes_that_fail_keep_the_last)
     }
 }
 
-/* A factor that has seen nothing is not refreshed, so that gradients stay at their size: they are not divided by
- * damping alone. The next good observation makes up for it. */
+/* A factor without observations is not refreshed, so that gradients are not divided by the damping alone. The next good
+ * observation refreshes it. */
 TEST(a_first_observation_may_fail)
 {
     for (int method = 0; method < 3; method++) {
@@ -407,7 +407,7 @@ TEST(a_first_observation_may_fail)
     }
 }
 
-/* --- what is left out -------------------------------------------------------------------------------------------- */
+/* --- skipped layers ---------------------------------------------------------------------------------------------- */
 
 TEST(unseen_and_left_out_layers_stay)
 {
@@ -461,8 +461,8 @@ static int remove_allocator(void **state)
     return test_counting_remove(state) == 0 ? closed : -1;
 }
 
-/* Everything three times, on a fresh context, with the k-th allocation failing: what fails says so, nothing leaks, and
- * the rest goes on. Returns whether the k-th was never reached. */
+/* Everything three times, on a new context, with the k-th allocation failing: errors are reported, nothing leaks, and
+ * the rest continues. Returns whether the k-th was never reached. */
 static bool rounds_without(tch_kfac_method method, long long k)
 {
     tch_context *context;
@@ -489,8 +489,7 @@ static bool rounds_without(tch_kfac_method method, long long k)
     }
     bool reached = atomic_load(&test_counting.calls) >= k;
     counting_allocator_arm(&test_counting, 0);
-    CHECK(failures <= reached, "%d failures: %s", failures,
-          tch_last_error()); /* the pool tries again, and may succeed */
+    CHECK(failures <= reached, "%d failures: %s", failures, tch_last_error()); /* the pool retries, and may succeed */
     CHECK(t.kfac == NULL || status == TCH_OK, "it did not go on: %s", tch_last_error());
     tch_kfac_destroy(t.kfac);
     test_release_since(mark);

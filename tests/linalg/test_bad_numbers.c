@@ -1,14 +1,14 @@
-/* Bad numbers in good tensors: one matrix of a batch is not finite, not symmetric or not positive. Only that one is
- * reported and keeps what its output held; the others come out as if it had not been there. */
+/* Bad numbers in valid tensors: one matrix of a batch is not finite, not symmetric or not positive. Only that one is
+ * reported and leaves its output unchanged; the others are computed as without it. */
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"
 #include "support/testing.h"
 
 #define BATCH 3
-#define BAD 1 /* the matrix that is spoiled */
+#define BAD 1 /* the bad matrix */
 
-/* A function of the spoiled batch. */
+/* A function of the batch with a bad matrix. */
 typedef enum operation { EIGH, POWER, POWER_BACKWARD, ROOT, ROOT_BACKWARD, SOLVE_FIRST, SOLVE_SECOND } operation;
 
 typedef struct subject {
@@ -17,7 +17,7 @@ typedef struct subject {
     tch_root_method method;
 } subject;
 
-/* The other factor and the right-hand side of tch_kronecker_solve are identities made on the fly. */
+/* The other factor and the right-hand side of tch_kronecker_solve are identities. */
 static tch_status solve_with_identity(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report,
                                       bool spoiled_is_first)
 {
@@ -33,8 +33,8 @@ static tch_status solve_with_identity(tch_context *context, const test_tensor *a
     return tch_kronecker_solve(context, first, second, &identity->tensor, 1e-3, &out->tensor, report);
 }
 
-/* Of eigh the eigenvectors are under test here; eigenvalues have their own case below. The matrices are also the
- * gradients that go into backward functions. */
+/* For eigh, eigenvectors; eigenvalues have their own case below. The matrices are also the gradients of backward
+ * functions. */
 static tch_status call_subject(tch_context *context, const subject *s, const test_tensor *a, test_tensor *out,
                                tch_tensor *report)
 {
@@ -71,9 +71,9 @@ static const subject subjects[] = {
     {"solve, b", SOLVE_SECOND, 0},
     {"root rational", ROOT, TCH_ROOT_RATIONAL},
 };
-#define ROOT_AUTO 3 /* the first subject to which an indefinite matrix is a bad one */
+#define ROOT_AUTO 3 /* the first subject that requires positive matrices */
 
-/* Subjects that the device offers; the last is not offered by all. */
+/* Subjects that the device supports; not all support the last. */
 static size_t subject_count(void)
 {
     return TEST_COUNT(subjects) - !test_offers_method(TCH_ROOT_RATIONAL);
@@ -82,7 +82,7 @@ static size_t subject_count(void)
 typedef struct trial {
     int64_t n;
     tch_dtype dtype;
-    double *good; /* the batch before one matrix was spoiled */
+    double *good; /* the batch before one matrix was changed */
     test_tensor *a, *out, *report;
 } trial;
 
@@ -104,7 +104,7 @@ static trial make_trial(tch_context *context, int64_t n, tch_dtype dtype)
     return t;
 }
 
-/* What the subject makes of the unspoiled batch. */
+/* The subject's result for the original batch. */
 static double *clean_result(tch_context *context, const subject *s, trial *t)
 {
     CHECK_OK(call_subject(context, s, t->a, t->out, &t->report->tensor));
@@ -112,8 +112,8 @@ static double *clean_result(tch_context *context, const subject *s, trial *t)
     return test_tensor_read(t->out);
 }
 
-/* The others are as `expected`, to the last bit unless `auto` went another way for the whole batch, in which case both
- * are within its tolerance of the truth; the bad one is still poison (NaN). */
+/* The others are as `expected`, bitwise unless `auto` chose another method for the whole batch, in which case both are
+ * within its tolerance of the exact result; the bad one is still poison (NaN). */
 static void check_outputs(const subject *s, const trial *t, const double *expected)
 {
     int64_t size = t->n * t->n;
@@ -132,7 +132,7 @@ static void check_outputs(const subject *s, const trial *t, const double *expect
     }
 }
 
-/* Runs with and without a report. `code` is the expected report, or -1 for any that is not OK. */
+/* Runs with and without a report. `code` is the expected report, or -1 for any error. */
 static void check_spoiled(tch_context *context, const subject *s, trial *t, const double *values, int code,
                           const double *expected)
 {
@@ -154,7 +154,7 @@ static void check_spoiled(tch_context *context, const subject *s, trial *t, cons
     check_outputs(s, t, expected);
 }
 
-/* The triangle that is not computed with must be looked at too. */
+/* The triangle not used in computations must be checked too. */
 typedef enum place { NOWHERE, FIRST, MIDDLE, LAST, ABOVE, BELOW } place; /* on the diagonal, or in its corners */
 
 typedef struct spoiling {
@@ -200,9 +200,9 @@ TEST(not_finite_or_not_symmetric)
     }
 }
 
-/* Asymmetry within the tolerance is no complaint, and either triangle may be the one that is read: a difference E of
- * the input, |E| <= 2 delta, comes out magnified by the steepest of these functions, the inverse at the smallest
- * eigenvalue 1/20, or by the inverse of the smallest gap, which is less. */
+/* Asymmetry within the tolerance is accepted, and either triangle may be read: a difference E of the input, |E| <= 2
+ * delta, is magnified by the steepest of these functions, the inverse at the smallest eigenvalue 1/20, or by the
+ * inverse of the smallest gap, which is less. */
 TEST(slight_asymmetry_is_accepted)
 {
     tch_context *context = *state;
@@ -224,7 +224,7 @@ TEST(slight_asymmetry_is_accepted)
     }
 }
 
-/* Batches of several dimensions and outputs of every layout: the verdict must find its own matrix. */
+/* Batches of several dimensions and outputs of every layout: the report must have the right index. */
 TEST(bad_matrices_in_batches_of_batches)
 {
     enum { N = 10, SIZE = N * N, LAST_BUT_ONE = 2 };
@@ -263,7 +263,7 @@ TEST(bad_matrices_in_batches_of_batches)
     test_known_release();
 }
 
-/* Every subject but eigh (to which nothing is indefinite) and powers (which clamp; see below). */
+/* Every subject but eigh (which accepts indefinite matrices) and powers (which clamp; see below). */
 TEST(not_positive)
 {
     tch_context *context = *state;
@@ -326,7 +326,7 @@ TEST(zero_matrices_with_damping)
     }
 }
 
-/* The eigenvalues of a bad matrix are left alone as its eigenvectors are. */
+/* The eigenvalues of a bad matrix are unchanged, like its eigenvectors. */
 TEST(eigenvalues_of_a_bad_matrix_are_kept)
 {
     tch_context *context = *state;
@@ -345,7 +345,7 @@ TEST(eigenvalues_of_a_bad_matrix_are_kept)
     }
 }
 
-/* Where there is no report a NaN goes through, to its own matrix and no other. */
+/* Without a report a NaN propagates, only within its own matrix. */
 TEST(nan_stays_in_its_matrix)
 {
     tch_context *context = *state;

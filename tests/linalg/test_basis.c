@@ -1,8 +1,8 @@
-/* Tracking an eigenbasis by the iteration made of the operations that test_basis_entries.c has.
+/* Tracking an eigenbasis by an iteration of the operations in test_basis_entries.c.
  *
- * What must hold of a step: rows are orthonormal; they are what Gram and Schmidt make of the sorted rows of q (A + s
- * I), s being the shift that the iteration adds; a factor that fails leaves its basis as it was. Nothing here depends
- * on the device, which may be named on the command line. */
+ * After a step rows are orthonormal; they equal Gram-Schmidt of the sorted rows of q (A + s I), with s the shift that
+ * the iteration adds; a failing factor leaves its basis unchanged. Nothing depends on the device, given on the command
+ * line. */
 #include <float.h>
 
 #include "core/context.h"
@@ -14,7 +14,7 @@
 #include "support/linalg/reference.h"
 #include "support/testing.h"
 
-/* What the iteration adds to A where it works in float64, of A's trace; see docs/numerics/soap-basis.md. */
+/* The shift of A in float64, relative to A's trace; see docs/numerics/soap-basis.md. */
 #define SHIFT 1e-7
 
 static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F64};
@@ -52,7 +52,7 @@ static double off_diagonal(int64_t n, const double *q, const double *a)
     return ref_norm(n * n, c) / ref_norm(n * n, a);
 }
 
-/* Rows in place, by Gram and Schmidt with every projection done twice. S was L times them, of which l becomes the lower
+/* Gram-Schmidt on the rows in place, with every projection done twice. S was L times them; l receives the lower
  * triangle, for rows of S of length 1. */
 TEST_REFERENCE static void gram_schmidt(int64_t n, double *s, double *l)
 {
@@ -107,8 +107,8 @@ static void multiply_and_sort(int64_t n, const double *a, const double *q, const
     }
 }
 
-/* The step as its header describes it, with the order the library chose. Returns
- * |L^-1|^2: what an error in L L' is magnified by. */
+/* The step as documented in its header, with the library's order. Returns |L^-1|^2, which magnifies an error in L
+ * L'. */
 static double reference_step(int64_t n, const double *a, const double *q, const int32_t *order, double *out)
 {
     double *l = test_alloc((size_t)(n * n) * sizeof *l);
@@ -119,12 +119,12 @@ static double reference_step(int64_t n, const double *a, const double *q, const 
 
 /* --- the basis --------------------------------------------------------------------------------------------------- */
 
-/* A batch of factors with their bases, here and on the device. */
+/* A batch of factors with their bases, on the host and on the device. */
 typedef struct tracked {
     tch_context *context;
     tch_scalar type;
     int64_t n, batch;
-    double *a, *q; /* as the device has them */
+    double *a, *q; /* as rounded on the device */
     tch_matrices device_a, device_q;
     int32_t *flags, *order; /* on the device */
     double *drift;
@@ -189,13 +189,13 @@ static void check_orthonormal(const tracked *t, double bound)
     }
 }
 
-/* Of rows that were rounded to the type, and summed in it where they were made. */
+/* For rows rounded to the type, and computed with sums in it. */
 static double rounding_bound(const tracked *t)
 {
     return (4.0 * sqrt((double)t->n) + 8.0) * device_roundoff(t->type);
 }
 
-/* Orthonormal whatever the factors are, as an eigensolver makes them: zeros have a basis like any other. */
+/* Orthonormal for any factors, like an eigensolver's: zeros have a basis too. */
 static void start_basis(tracked *t)
 {
     CHECK_OK(tchi_basis_init(t->context, &t->device_a, &t->device_q, t->flags, t->scratch));
@@ -203,7 +203,7 @@ static void start_basis(tracked *t)
     check_orthonormal(t, 2.0 * (double)(t->n + 10) * device_roundoff(t->type));
 }
 
-/* A = share G G' + (1 - share) A, G n by m: what an optimizer's factor becomes in a step. */
+/* A = share G G' + (1 - share) A, G n by m: an optimizer's update of a factor. */
 static void add_gradient(tracked *t, test_random *random, double share, int64_t m)
 {
     double *g = test_alloc((size_t)(t->n * m) * sizeof *g);
@@ -226,7 +226,7 @@ static void add_gradient(tracked *t, test_random *random, double share, int64_t 
     give_factors(t);
 }
 
-/* With factors of random gradients of rank m, and the bases that they have. */
+/* With factors of random gradients of rank m, and their bases. */
 static tracked start_tracking(tch_context *context, tch_scalar type, int64_t n, int64_t batch, test_random *random,
                               int64_t m)
 {
@@ -246,7 +246,7 @@ static void give_spectrum(tracked *t, test_random *random, const double *w)
     give_factors(t);
 }
 
-/* An order, by which the numbers q_i' A q_i fall. */
+/* An order in which the numbers q_i' A q_i decrease. */
 static void check_order(const tracked *t, const double *before, const int32_t *order)
 {
     int64_t n = t->n;
@@ -274,9 +274,8 @@ static bool works_in_float64(const tracked *t)
     return t->type == TCH_SCALAR_F64 || 2.0 * rates.f64 >= rates.f32;
 }
 
-/* In float64 every row, not only those of large eigenvalues, is the reference's, up to the rounding of q itself and
- * that of one pass of Cholesky: a few u |L^-1|^2. A second pass, or a third one in float32, makes rows orthonormal
- * again. */
+/* In float64 every row, not only those of large eigenvalues, equals the reference's, up to the rounding of q itself and
+ * that of one pass of Cholesky: a few u |L^-1|^2. A second pass, or a third one in float32, restores orthonormality. */
 static void check_step(const tracked *t, const double *before)
 {
     int64_t n = t->n;
@@ -300,7 +299,7 @@ static void check_step(const tracked *t, const double *before)
 
 typedef void step_check(const tracked *t, const double *before);
 
-/* Gradients of rank m: the factor's rank grows by m with every step, so that most of it is null space at first. */
+/* Gradients of rank m: the factor's rank grows by m with every step, so that it is mostly null space at first. */
 static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t m, int64_t batch, int slow_steps,
                        step_check *check)
 {
@@ -331,11 +330,11 @@ TEST(ranks_are_followed)
     follow_ranks(*state, types[1]);
 }
 
-/* --- large bases, mostly in products of float16 ------------------------------------------------------------------ */
+/* --- large bases, mostly by float16 products --------------------------------------------------------------------- */
 
-/* What Householder's QR in float32 satisfies whatever the condition: S = L q with a lower triangular L up to errors of
- * a few u in S, which are u |A| where it was multiplied and u |S_i| where its rows were reflected; sums over n numbers
- * may cost a few sqrt(n). And L has a positive diagonal. */
+/* Householder QR in float32 satisfies for any condition: S = L q with a lower triangular L up to errors of a few u in
+ * S, which are u |A| where it was multiplied and u |S_i| where its rows were reflected; sums over n numbers may cost a
+ * few sqrt(n). And L has a positive diagonal. */
 static void check_triangular(const tracked *t, int64_t b, const double *before, const int32_t *order)
 {
     int64_t n = t->n;
@@ -375,8 +374,8 @@ static double drift_of(int64_t n, const double *a, const double *q, const double
     return sqrt(sum / (double)(PROBES * n));
 }
 
-/* `near` is how many times more or less than what is exact the drift may be. Correlations of rounding count where most
- * of a factor is null space, and so as small as the shift: measured, 6e-5. */
+/* `near` is how many times more or less than the exact drift the result may be. Correlations of rounding matter if a
+ * factor is mostly null space, and so as small as the shift: measured, 6e-5. */
 static void check_drift(const tracked *t, const double *before, double near)
 {
     const double *got = device_fetch(t->context, t->drift, t->batch * (int64_t)sizeof *got);
@@ -392,7 +391,7 @@ static void check_drift(const tracked *t, const double *before, double near)
     device_matrices_drop(t->context, &signs);
 }
 
-/* By panels, rows are orthonormal up to rounding whatever the condition. */
+/* By panels, rows are orthonormal up to rounding for any condition. */
 static void check_large_step(const tracked *t, const double *before, double lost)
 {
     int32_t *order = device_integers(t->context, t->order, t->batch * t->n);
@@ -422,7 +421,7 @@ static void check_step_in_one_pass(const tracked *t, const double *before)
     check_large_step(t, before, 4.0 * DBL_EPSILON * magnified);
 }
 
-/* Whole panels and ragged ones, of full and of low rank. */
+/* Full and partial panels, of full and of low rank. */
 static void follow_by_panels(tch_context *context, tch_scalar type)
 {
     static const struct {
@@ -440,7 +439,7 @@ static void follow_in_one_pass(tch_context *context, tch_scalar type)
 
 /* --- convergence ------------------------------------------------------------------------------------------------- */
 
-/* More after a larger change, and little where nothing has changed but by an iteration. */
+/* More iterations after a larger change, and few if nothing has changed but by an iteration. */
 TEST(drift_is_measured)
 {
     for (int k = 0; k < 2; k++) {
@@ -456,7 +455,7 @@ TEST(drift_is_measured)
     }
 }
 
-/* With gaps of a factor of ten, every step on one factor takes what is off the diagonal down by ten, to rounding. */
+/* With gaps of a factor of ten, every step on one factor reduces the off-diagonal by ten, down to rounding. */
 TEST(a_basis_converges)
 {
     enum { N = 6, STEPS = 12 };
@@ -480,7 +479,7 @@ TEST(a_basis_converges)
     }
 }
 
-/* Equal eigenvalues have no vectors of their own, but the basis stays one: it spans what they span. */
+/* Equal eigenvalues do not determine vectors, but the basis spans their space. */
 TEST(equal_eigenvalues_do_no_harm)
 {
     enum { N = 40 };
@@ -507,7 +506,7 @@ TEST(equal_eigenvalues_do_no_harm)
     }
 }
 
-/* --- the first basis, and what fails ----------------------------------------------------------------------------- */
+/* --- the first basis, and failures ------------------------------------------------------------------------------- */
 
 TEST(a_first_basis_is_sorted)
 {
@@ -577,8 +576,8 @@ static void failures_of_large_bases(tch_context *context, tch_scalar type)
     failures_case(context, type, 530, 20);
 }
 
-/* What rates a backend may give, by which the library chooses its arithmetic: float32 alone, split products for S, or
- * for everything, where the backend can split at all. */
+/* A backend's possible rates, by which the library chooses its arithmetic: float32 only, split products for S, or for
+ * everything, if the backend can split at all. */
 static const struct {
     tch_product_rates rates;
     void (*run)(tch_context *context, tch_scalar type);
@@ -628,7 +627,7 @@ TEST(failures_start_from_the_identity)
     end_tracking(&t);
 }
 
-/* Zeros have no direction to be made orthonormal. */
+/* Zeros have no direction to orthonormalize. */
 TEST(a_basis_that_is_none_is_kept)
 {
     test_random random = test_random_stream(82);

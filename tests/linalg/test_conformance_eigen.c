@@ -120,7 +120,7 @@ static void check_power_of(const known_matrix *known, double power, double eps, 
     CHECK(error <= bound, "the power %g with eps %g is off by %.3g > %.3g", power, eps, error, bound);
 }
 
-/* Half types cannot hold a spectrum of ratio 100 without losing its small end: there the damping is raised. */
+/* Half types round away the small end of a spectrum of ratio 100: there the damping is raised. */
 static void check_power(tch_context *context, const test_variation *v, tch_dtype dtype)
 {
     size_t which = ((size_t)v->in + (size_t)v->out + (size_t)v->stream) % (sizeof powers / sizeof powers[0]);
@@ -139,13 +139,13 @@ static void check_power(tch_context *context, const test_variation *v, tch_dtype
     }
 }
 
-/* --- powers of matrices that are not positive -------------------------------------------------------------------- */
+/* --- powers of indefinite matrices ------------------------------------------------------------------------------- */
 
-/* Eigenvalues of the matrix in the middle of a batch; the others are positive. */
+/* Eigenvalues of the middle matrix of a batch; the others are positive. */
 static const double clamped_spectra[][3] = {{-1.0, -1.0, -1.0}, {-3.0, -0.5, -0.125}, {0.0, 0.0, 0.0},
                                             {-2.0, 0.0, 1.5},   {-1.0, 0.0, 0.0},     {-1e-3, -1e-6, -1e-9}};
 
-/* As the dtype holds them, with eigenvalues by the reference. */
+/* As rounded to the dtype, with eigenvalues by the reference. */
 static void fill_clamped(test_random *random, const double *spectrum, tch_dtype dtype, known_matrix *known)
 {
     ref_symmetric(random, 3, spectrum, known->a);
@@ -180,7 +180,7 @@ static void check_clamped(tch_context *context, const double *spectrum, double p
     }
 }
 
-/* max(w + eps, eps)^power whatever the signs: of a matrix without a positive eigenvalue it is eps^power I. */
+/* max(w + eps, eps)^power for any signs: eps^power I for a matrix without a positive eigenvalue. */
 TEST(powers_of_clamped_matrices)
 {
     static const double powers_with_eps[] = {-1.0, -0.5, -1.0 / 3, 0.0, 0.5, 1.0, 2.0};
@@ -206,7 +206,7 @@ TEST(every_layout_and_size)
     test_for_each_operation(*state, operations, TEST_COUNT(operations));
 }
 
-/* Decompositions of `count` matrices at once, checked by their residuals alone. */
+/* Decompositions of `count` matrices at once, checked by their residuals only. */
 static void check_matrices(tch_context *context, const char *name, int64_t count, int64_t n, const double *values,
                            tch_dtype dtype)
 {
@@ -241,10 +241,11 @@ TEST(a_thousand)
     check_matrices(*state, "random", 1, n, a, TCH_FLOAT64);
 }
 
-/* Matrices that are hard for eigensolvers: nothing to do, everything equal, clusters, tridiagonal with tiny couplings,
- * one large entry, rank one, entries near the ends of the range, whose squares leave it, close pairs of eigenvalues
- * (Wilkinson's matrix of order 21, glued together), the identity and rank one, entries that fall by thirty orders of
- * magnitude; and the last by their eigenvalues: a cluster, two values, and values that fall by twelve orders. */
+/* Matrices that are difficult for eigensolvers: diagonal, all equal, clusters, tridiagonal with tiny couplings, one
+ * large entry, rank one, entries near the ends of the range, whose squares overflow or underflow, close pairs of
+ * eigenvalues (Wilkinson's matrix of order 21, glued together), the identity and rank one, entries that decrease by
+ * thirty orders of magnitude; and the last by their eigenvalues: a cluster, two values, and values that decrease by
+ * twelve orders. */
 enum { ENTRIES = 15, AWKWARD = ENTRIES + 3 };
 
 static void fill_awkward(int which, int64_t n, double huge, double *a)
@@ -287,7 +288,7 @@ static void fill_awkward(int which, int64_t n, double huge, double *a)
     }
 }
 
-/* The largest for several threads to work on one matrix. */
+/* The largest uses several threads for one matrix. */
 TEST(awkward_matrices)
 {
     static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257, 385};
@@ -306,8 +307,8 @@ TEST(awkward_matrices)
     }
 }
 
-/* The sum of x x' over `rank` random vectors x: what an optimizer's statistics are after a step or two. All but `rank`
- * eigenvalues are zero up to rounding, and a solver has nothing but rounding errors to choose their eigenvectors by. */
+/* The sum of x x' over `rank` random vectors x, like an optimizer's factor after one or two steps. All but `rank`
+ * eigenvalues are zero up to rounding, and rounding errors determine their eigenvectors. */
 static void add_low_rank(test_random *random, int64_t n, int64_t rank, double *a)
 {
     double *x = test_alloc((size_t)n * sizeof *x);
@@ -319,7 +320,7 @@ static void add_low_rank(test_random *random, int64_t n, int64_t rank, double *a
     }
 }
 
-/* Each size alone and in a batch, where ranks one and three take turns. */
+/* Each size alone and in a batch with alternating ranks one and three. */
 TEST(low_rank)
 {
     static const int64_t sizes[] = {5, 17, 33, 64, 100, 257, 320};
@@ -341,7 +342,7 @@ TEST(low_rank)
     }
 }
 
-/* What one thread computes, two compute too. */
+/* One thread and two threads compute the same. */
 TEST(thread_counts_agree)
 {
     tch_context *context = *state;

@@ -1,4 +1,4 @@
-/* Kronecker algebra against products that are formed in full, in float64.
+/* Kronecker algebra vs explicit products in float64.
  *
  * A Kronecker product has one multiplication per element: exact up to one rounding. Sums obey the bound of
  * test_conformance_products.c with the lengths of both sums added. The solve is checked by its residual: with A' and B'
@@ -52,7 +52,7 @@ static void check_product(tch_context *context, const test_variation *v, tch_dty
     check_product_of(context, v, dtype, (const int64_t[]){1, 5, v->n, 1});
 }
 
-/* --- products without forming it --------------------------------------------------------------------------------- */
+/* --- product without the explicit matrix ------------------------------------------------------------------------- */
 
 static void check_one_matmul(const int64_t *d, int64_t r, const double *a, const double *b, const double *x,
                              const double *got, tch_dtype dtype)
@@ -124,7 +124,7 @@ static void check_apply(tch_context *context, const test_variation *v, tch_dtype
     }
 }
 
-/* Factors without a batch serve the whole batch, one of them or both. */
+/* One or both factors without a batch are broadcast over the batch. */
 static void check_shared(tch_context *context, tch_dtype dtype, bool share_a, bool share_b)
 {
     const test_variation one = {.n = 4, .k = 3, .m = 5, .matrices = 1, .stream = 3};
@@ -165,7 +165,7 @@ static double *shifted(int64_t n, const double *a, double shift)
     return result;
 }
 
-/* A' out B' = X, with the factored damping written out as the header has it. */
+/* A' out B' = X, with the factored damping of the header. */
 static void check_one_solve(const known_matrix *a, const known_matrix *b, const double *x, double damping,
                             const double *got, tch_dtype dtype)
 {
@@ -228,7 +228,7 @@ static double *rearranged(const int64_t *d, const double *m)
     return r;
 }
 
-/* The least |M - A (x) B| there is. */
+/* The minimum of |M - A (x) B|. */
 static double least_distance(const int64_t *d, const double *m)
 {
     int64_t rows = d[0] * d[1];
@@ -248,7 +248,7 @@ static double least_distance(const int64_t *d, const double *m)
     return sqrt(rest);
 }
 
-/* A's largest entry is positive; entries of opposite sign may have become equal in size by rounding. */
+/* A's largest entry is positive; entries of opposite sign may have equal magnitude after rounding. */
 static void check_sign(const double *a, int64_t count, tch_dtype dtype)
 {
     double most = a[0];
@@ -259,8 +259,8 @@ static void check_sign(const double *a, int64_t count, tch_dtype dtype)
           most, -ref_largest(count, a));
 }
 
-/* The distance may exceed the least one by rounding, |M| (n + 10) u, and nothing else; the optimum is flat, so an error
- * of the factors enters squared. */
+/* The distance may exceed the minimum by rounding only, |M| (n + 10) u; the optimum is flat, so an error of the factors
+ * enters squared. */
 static void check_nearest_one(const int64_t *d, const double *m, const double *a, const double *b, double error,
                               tch_dtype dtype)
 {
@@ -282,7 +282,7 @@ static void check_nearest_one(const int64_t *d, const double *m, const double *a
     check_sign(a, d[0] * d[1], dtype);
 }
 
-/* A Kronecker product of random factors with a tenth of noise on it. */
+/* A Kronecker product of random factors with 10 % noise. */
 static void fill_nearly_kronecker(test_tensor *m, const int64_t *d, const test_variation *v)
 {
     int64_t size = d[0] * d[1] * d[2] * d[3];

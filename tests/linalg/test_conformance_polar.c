@@ -1,11 +1,11 @@
-/* Orthogonalization: against the same steps done plainly in float64, and by what it is for: singular values near 1 with
- * the singular vectors unchanged.
+/* Orthogonalization vs the same steps in float64, and its purpose: singular values near 1 with unchanged singular
+ * vectors.
  *
  * Rounding errors of the first step grow with the slope of the polynomials at zero, the product of the coefficients a:
- * |X - X_ref| <= (n + m + 10) u prod(a) sqrt(min(n, m)), four times that for a long step, u being the round-off of the
- * arithmetic. A GPU computes all but float64 in bfloat16 with sums in float32: there u is bfloat16's, and a step rounds
- * four times (X, its Gram matrix, the polynomial and the new X), each of them up to twice as far as the input of the
- * step, whatever the sizes. */
+ * |X - X_ref| <= (n + m + 10) u prod(a) sqrt(min(n, m)), four times that for a minimax step, with u the unit roundoff.
+ * A GPU computes all but float64 in bfloat16 with sums in float32: there u is bfloat16's, and a step rounds four times
+ * (X, its Gram matrix, the polynomial and the new X), each with up to twice the error of the step's input, for any
+ * size. */
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
@@ -15,8 +15,8 @@ typedef struct step {
     double a, b, c;
 } step;
 
-/* As published: Muon's one step, and Polar Express's with all but the last divided by a safety factor; the last one is
- * what follows long steps, too. */
+/* As published: Muon's single step, and Polar Express's with all but the last divided by a safety factor; the last one
+ * also follows minimax steps. */
 static step step_of(tch_ortho_method method, int number)
 {
     static const step muon = {3.4445, -4.7750, 2.0315};
@@ -60,9 +60,9 @@ static void steps_in_float64(int64_t n, int64_t m, int steps, tch_ortho_method m
     }
 }
 
-/* In a long step terms of up to 0.03 leave an F of 0.021 at zero and 0.004 elsewhere, which is squared and multiplied
- * by t2: with |F| <= 0.0214, errors of 0.04 u in it become 2 * 60243 * 0.0214 * 0.04 = 103 u where the slope is
- * 27.7. */
+/* In a minimax step terms of up to 0.03 leave an F of 0.021 at zero and 0.004 elsewhere, which is squared and
+ * multiplied by t2: with |F| <= 0.0214, errors of 0.04 u in it become 2 * 60243 * 0.0214 * 0.04 = 103 u where the slope
+ * is 27.7. */
 static double slope_of(tch_ortho_method method, int number)
 {
     bool is_long = method == TCH_ORTHO_MINIMAX && number < REF_LONG_STEPS;
@@ -88,7 +88,7 @@ static void check_one(int64_t n, int64_t m, const double *a, int steps, tch_orth
 static void check_steps(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows, int64_t cols)
 {
     size_t which = (size_t)v->in + (size_t)v->out;
-    int ways = in_bfloat16(dtype) ? 2 : 3; /* in bfloat16 small matrices go through other steps than long ones */
+    int ways = in_bfloat16(dtype) ? 2 : 3; /* in bfloat16 small matrices do not use minimax steps */
     tch_ortho_method method = (tch_ortho_method)(which % (size_t)ways);
     int steps = (int)(which % 5) + 1;
     test_tensor *a = test_case_random(context, v, dtype, rows, cols, v->in, 31);
@@ -112,11 +112,11 @@ TEST(steps)
     test_for_each_dtype(*state, "orthogonalize", 200, 33, check_shapes);
 }
 
-/* Matrices so long that several steps are done on one Gram matrix. Their singular values lie close together, so that
- * the slopes at zero do not add up: what magnifies an error is a run of steps, up to 150 times, and the steepest of the
- * polynomials, 22 times at 1. In a model of bfloat16 normal random matrices of 256 by 512 were off by 0.042 of the norm
- * at most, those of 12 by 12 by 0.08 and those of 5 by 7, whose singular values may all lie where a polynomial is
- * steepest, by 0.26. */
+/* Matrices so long that several steps share one Gram matrix. Their singular values are close together, so that the
+ * slopes at zero do not accumulate: errors are magnified by a run of steps, up to 150 times, and by the steepest of the
+ * polynomials, 22 times at 1. In a model of bfloat16 the error of normal random matrices of 256 by 512 was at most
+ * 0.042 of the norm, of 12 by 12 0.08 and of 5 by 7, whose singular values may all be where a polynomial is steepest,
+ * 0.26. */
 static void check_long(tch_context *context, tch_dtype dtype, int64_t matrices, int64_t rows, int64_t cols, int steps,
                        tch_ortho_method method)
 {
@@ -150,8 +150,8 @@ TEST(long_matrices)
     }
 }
 
-/* Batches that fill a GPU go another way than small ones: X is divided by its norm in the products, and the Gram
- * matrices of several steps are float16. The CPU has one way for all sizes. */
+/* Batches that fill a GPU use other kernels than small ones: X is divided by its norm in the products, and the Gram
+ * matrices of several steps are float16. The CPU has one algorithm for all sizes. */
 TEST(large_batches)
 {
     static const int64_t shapes[][3] = {{45, 256, 264}, {45, 256, 520}, {14, 600, 512}, {45, 776, 264}};
@@ -171,7 +171,7 @@ typedef struct near_one {
     double low, high;
 } near_one;
 
-/* factor' x has the singular values of x as eigenvalues if, and only if, the singular vectors are A's. */
+/* factor' x has the singular values of x as eigenvalues if and only if the singular vectors are A's. */
 static void check_near_one(int64_t n, const near_one *expected, const double *factor, const double *x, double slack)
 {
     double *rotated = test_alloc((size_t)(n * n) * sizeof *rotated);
@@ -182,7 +182,7 @@ static void check_near_one(int64_t n, const near_one *expected, const double *fa
         double gap = fabs(rotated[j] - rotated[j % n * n + j / n]);
         CHECK(gap <= slack, "the singular vectors moved by %.3g", gap);
     }
-    for (int64_t j = 0; j < n * n; j++) { /* the eigensolver wants what is left of the difference evened out */
+    for (int64_t j = 0; j < n * n; j++) { /* symmetrized for the eigensolver */
         int64_t mirror = j % n * n + j / n;
         rotated[j] = j < mirror ? 0.5 * (rotated[j] + rotated[mirror]) : rotated[mirror];
     }
@@ -207,7 +207,7 @@ static void check_polar_factor(tch_context *context, const known_matrix *known, 
 
 /* For symmetric A = V diag(w) V' the polar factor is V diag(sign w) V'. With singular values above a hundredth of the
  * norm, five Muon steps leave them between 0.68 and 1.14, five of Polar Express between 0.86 and 1.13, eight at 1. The
- * arithmetic adds its own rounding: in bfloat16 a few units of the last place. */
+ * arithmetic adds its own rounding: in bfloat16 a few ulp. */
 TEST(singular_values_come_near_one)
 {
     static const near_one cases[] = {{TCH_ORTHO_MUON, 5, 0.68, 1.14},          {TCH_ORTHO_MUON, 12, 0.68, 1.14},
@@ -228,8 +228,7 @@ TEST(singular_values_come_near_one)
     }
 }
 
-/* Normal random numbers times 2^exponent, as the type holds them, against the steps on what it holds, brought near
- * 1. */
+/* Normal random numbers times 2^exponent, rounded to the type, vs the steps on the rounded numbers scaled near 1. */
 static void check_scaled(tch_context *context, tch_dtype dtype, int exponent, tch_ortho_method method)
 {
     test_variation shape = {.n = 9, .matrices = 1, .stream = 4};
@@ -250,7 +249,7 @@ static void check_scaled(tch_context *context, tch_dtype dtype, int exponent, tc
 }
 
 /* The result depends on directions only, from the smallest numbers of a type to the largest. A GPU's bfloat16 has the
- * range of float32 and fewer digits below its normal numbers, at 2^-126: there float32 is not what is computed with. */
+ * range of float32 but subnormals with fewer digits below 2^-126: float32 is not tested there. */
 TEST(scale_does_not_matter)
 {
     static const struct {
@@ -271,8 +270,8 @@ TEST(scale_does_not_matter)
     }
 }
 
-/* Two numbers, the smallest that there are: their norm is none that the type holds. And zeros, which have no direction:
- * they stay zero, and are no division by zero. */
+/* Two of the smallest numbers: the type cannot represent their norm. And zeros, which have no direction, stay zero
+ * without a division by zero. */
 TEST(smallest_numbers_and_zeros)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};

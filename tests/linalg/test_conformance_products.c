@@ -1,14 +1,14 @@
-/* Products against plain float64 sums, element by element. A sum of k products in arithmetic with unit round-off u, in
- * any order and with or without fused multiply-add, differs from the exact one by at most gamma(k) |A||B| with
- * gamma(k) = k u / (1 - k u); scaling, accumulation and the reference's own float64 rounding add a few u more. Half
- * types are computed wider and rounded once, which adds one rounding of the result. */
+/* Products vs plain float64 sums, element by element. A sum of k products in arithmetic with unit roundoff u, in any
+ * order and with or without fused multiply-add, differs from the exact one by at most gamma(k) |A||B| with gamma(k) = k
+ * u / (1 - k u); scaling, accumulation and the reference's own float64 rounding add a few u more. Half types are
+ * computed in float32 and rounded once, which adds one rounding of the result. */
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"
 #include "support/testing.h"
 
-/* One matrix of the result against alpha op(a) op(b) + beta before. */
+/* One matrix of the result vs alpha op(a) op(b) + beta before. */
 static void check_product(double alpha, const double *a, const double *b, double beta, const double *before, int64_t n,
                           int64_t k, int64_t m, const double *got, tch_dtype dtype)
 {
@@ -55,7 +55,7 @@ static void check_matmul(tch_context *context, const test_variation *v, tch_dtyp
     check_matmul_with(context, v, dtype, -1);
 }
 
-/* A budget so small that whole operands never fit, and one in which everything does. */
+/* A budget so small that operands never fit as a whole, and one in which everything does. */
 static void check_chunked(tch_context *context, const test_variation *v, tch_dtype dtype)
 {
     check_matmul_with(context, v, dtype, 1 << 14);
@@ -94,7 +94,7 @@ static void check_gemm(tch_context *context, const test_variation *v, tch_dtype 
     }
 }
 
-/* Element number i of a batch of n by n matrices, mirrored at its matrix's diagonal. */
+/* Element i of a batch of n by n matrices, mirrored at its matrix's diagonal. */
 static int64_t mirrored(int64_t i, int64_t n)
 {
     return i / (n * n) * n * n + i % n * n + i / n % n;
@@ -120,7 +120,7 @@ static void check_symmetry(const double *x, int64_t n, int64_t matrices)
     }
 }
 
-/* Fills out for accumulation with NaN above the diagonal, which may not be read; returns it as a whole matrix. */
+/* Initializes out for accumulation with NaN above the diagonal, which must not be read; returns it as a full matrix. */
 static double *fill_lower(test_tensor *out, const test_variation *v)
 {
     double *values = test_alloc((size_t)out->count * sizeof *values);
@@ -163,8 +163,8 @@ static void check_gram(tch_context *context, const test_variation *v, tch_dtype 
     check_gram_with(context, v, dtype, 0.95);
 }
 
-/* Two symmetric matrices that do not commute, as rounding leaves those that should: the lower half of their product is
- * what counts, and the upper is its mirror image to the last bit. */
+/* Two symmetric matrices that do not commute, as after rounding: the lower half of their product is computed, and the
+ * upper is bitwise its mirror image. */
 static void check_symmetric_product(tch_context *context, const test_variation *v, tch_dtype dtype)
 {
     int64_t size = v->n * v->n;
@@ -300,7 +300,7 @@ TEST(shapes_that_do_not_broadcast)
 
 /* --- special numbers --------------------------------------------------------------------------------------------- */
 
-/* With k = 0 a product is a sum of nothing: zeros, or beta times what was there. */
+/* With k = 0 a product is an empty sum: zeros, or beta times the previous values. */
 TEST(sums_of_nothing_are_zero)
 {
     tch_context *context = *state;
@@ -329,7 +329,7 @@ TEST(sums_of_nothing_are_zero)
     }
 }
 
-/* A Gram matrix of no columns: beta times the lower triangle of what was there, mirrored. */
+/* A Gram matrix of no columns: beta times the previous lower triangle, mirrored. */
 TEST(gram_matrices_of_nothing)
 {
     tch_context *context = *state;

@@ -1,10 +1,9 @@
-/* Matrices of every size of number that a type holds, from its smallest to its largest, and matrices of no size at all.
+/* Matrices at every magnitude of their type, from its smallest to its largest, and empty matrices.
  *
- * A matrix function of 2^k A is that of A times a power of two, so the reference is that of the stored numbers brought
- * near 1, which is exact, and the result is taken back likewise. Errors are then relative to the result's norm: what
- * rounding allows (n + 10 roundoffs, magnified by the condition of the matrix), or the tolerance of a root. A number
- * below the normal range is off by up to half of the smallest one, t; relative to a matrix of size 2^k that is t / 2^k,
- * and so is damping. */
+ * A matrix function of 2^k A is that of A times a power of two, so the reference is that of the stored numbers scaled
+ * near 1, which is exact, and the result is scaled back. Errors are relative to the result's norm: rounding (n + 10
+ * units of roundoff, magnified by the condition of the matrix), or a root's tolerance. The error of a subnormal number
+ * is up to half of the smallest one, t; relative to a matrix of size 2^k that is t / 2^k, and so is damping. */
 #include <float.h>
 
 #include "support/elements.h"
@@ -20,7 +19,7 @@
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 #define DTYPES 4
 
-/* Exponents of the largest entry, in order, for each of them; the last leaves room for eigenvalues of twice that. */
+/* Exponents of the largest entry, ascending; the last leaves room for eigenvalues of twice that. */
 static const int exponents[DTYPES][20] = {
     {-1056, -1032, -1008, -960, -768, -552, -528, -504, -480, -240, 0, 240, 480, 504, 528, 552, 768, 960, 1008, 1020},
     {-144, -132, -120, -96, -72, -48, -24, 0, 24, 48, 72, 96, 120, 124},
@@ -40,7 +39,7 @@ typedef struct trial {
     double w[BATCH][N], v[BATCH][SIZE];
 } trial;
 
-/* Eigenvalues from 1/4 to 1, before the largest entry is brought to [1, 2) 2^k. */
+/* Eigenvalues from 1/4 to 1, before the largest entry is scaled to [1, 2) 2^k. */
 static void fill(test_random *random, double *a)
 {
     double spectrum[N];
@@ -76,19 +75,19 @@ static void make_trial(trial *t, tch_context *context, tch_dtype dtype, int k)
     }
 }
 
-/* Half of the smallest number of the type and of the one computed in, relative to numbers of size 2^k. */
+/* Half of the smallest number of the type and of the compute type, relative to numbers of size 2^k. */
 static double granularity(tch_dtype dtype, int k)
 {
     return ldexp(test_underflow(dtype), -k) + (dtype.bits == 64 ? 0.0 : ldexp(0x1p-150, -k));
 }
 
-/* Largest exponent that the type holds. */
+/* Largest exponent of the type. */
 static int most_exponent(tch_dtype dtype)
 {
     return dtype.bits == 64 ? 1023 : dtype.bits == 16 && dtype.code == TCH_FLOAT ? 15 : 127;
 }
 
-/* out, which should be 2^exponent factor (A + damping |A| I)^power for the A near 1, up to `relative` of its norm. */
+/* out should be 2^exponent factor (A + damping |A| I)^power for the A near 1, up to `relative` of its norm. */
 static void check_result(const trial *t, double factor, double damping, double power, int exponent, double relative)
 {
     double *got = test_tensor_read(t->out);
@@ -261,7 +260,7 @@ TEST(every_size_of_number)
     }
 }
 
-/* --- results beyond the type ------------------------------------------------------------------------------------- */
+/* --- results that overflow --------------------------------------------------------------------------------------- */
 
 typedef enum function { POWER, SQUARE, GRADIENT, INVERSE, NAMED_INVERSE, SOLVE } function;
 
@@ -332,7 +331,7 @@ TEST(results_too_large)
     }
 }
 
-/* All entries of n by n matrices alike: an eigenvalue n times as large, which the type does not hold. */
+/* All entries of n by n matrices are equal: an eigenvalue n times as large, which overflows the type. */
 TEST(eigenvalues_too_large)
 {
     tch_context *context = *state;
@@ -359,7 +358,7 @@ TEST(eigenvalues_too_large)
     }
 }
 
-/* --- nothing ----------------------------------------------------------------------------------------------------- */
+/* --- empty matrices ---------------------------------------------------------------------------------------------- */
 
 typedef struct nothing {
     tch_context *context;
@@ -396,7 +395,7 @@ static void check_empty_roots(const nothing *e)
     }
 }
 
-/* What has a report; tests/core/test_bad_input.c calls all others with nothing. */
+/* Functions with a report; tests/core/test_bad_input.c calls all others with empty tensors. */
 static void check_empty_reports(const nothing *e)
 {
     test_case("others, a batch of %d", (int)e->batch);

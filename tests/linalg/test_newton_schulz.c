@@ -1,10 +1,10 @@
-/* The inside of the orthogonalization: which steps share a Gram matrix, the entry that optimizers use, and the
- * iteration in bfloat16 as a GPU does it, modeled on top of the CPU's table by rounding what products and elementwise
- * work leave; and once more as large matrices go, with Gram matrices of several steps in float16 and X divided by its
- * norm in the products.
+/* Internals of orthogonalization: which steps share a Gram matrix, the entry point for optimizers, and the iteration in
+ * bfloat16 as on a GPU, modeled on top of the CPU's table by rounding the results of products and elementwise
+ * operations; and the same for large matrices, with Gram matrices of several steps in float16 and X divided by its norm
+ * in the products.
  *
- * In bfloat16 the singular values must lie where those of the exact iteration lie, up to a few units of the last place,
- * whichever steps share a Gram matrix. */
+ * In bfloat16 the singular values must equal those of the exact iteration up to a few ulp, whichever steps share a Gram
+ * matrix. */
 #include "core/context.h"
 #include "linalg/orthogonalize.h"
 #include "support/backend/table_copy.h"
@@ -64,7 +64,7 @@ TEST(runs_are_as_measured)
     check_runs(&gentle, 3072, true, (const int32_t[]){1, 2, 4, 0});
 }
 
-/* A user's coefficients, the gentlest and the wildest: every step is in one run, and nothing in it is endless. */
+/* Custom coefficients, the smallest and the largest: every step is in one run, and nothing loops forever. */
 TEST(any_coefficients_have_a_plan)
 {
     const double slopes[] = {0.0, 1.0, 1.5, -3.0, 1e9, HUGE_VAL, NAN};
@@ -80,7 +80,7 @@ TEST(any_coefficients_have_a_plan)
     }
 }
 
-/* --- the entry for optimizers ------------------------------------------------------------------------------------ */
+/* --- the entry point for optimizers ------------------------------------------------------------------------------ */
 
 typedef struct problem {
     int64_t batch, rows, cols, ld;
@@ -116,10 +116,10 @@ static void reference(const tchi_ortho *ortho, int64_t rows, int64_t cols, doubl
 
 #define GUARD 0x5A
 
-/* Matrices are said to be some of this many times as many: what is used goes by that, not by the batch at hand. */
+/* Matrices count as this many times as many: kernels are chosen by that, not by the actual batch. */
 #define MANY 132
 
-/* Runs with scratch of exactly the size asked for, poisoned and guarded, and copies the result into `got`. */
+/* Runs with scratch of exactly the requested size, poisoned and guarded, and copies the result into `got`. */
 static void run_blocks(tch_context *context, const tchi_ortho *ortho, const problem *p, double *got)
 {
     tch_matrices x = {p->x, TCH_SCALAR_F32, p->rows, p->cols, p->ld, p->batch, p->rows * p->ld};
@@ -162,7 +162,7 @@ static void check_blocks(tch_context *context, const tchi_ortho *ortho, int64_t 
     }
 }
 
-/* Rows padded or not, and not at whole 16 bytes either. */
+/* Rows padded or not, and not multiples of 16 bytes either. */
 TEST(blocks_of_any_shape)
 {
     static const int64_t shapes[][3] = {{1, 1, 1},    {3, 3, 3},    {5, 7, 7},    {5, 7, 8},   {9, 31, 33},
@@ -195,7 +195,7 @@ TEST(eps_bounds_the_norm_from_below)
 
 /* --- bfloat16 ---------------------------------------------------------------------------------------------------- */
 
-static const tch_backend *plain; /* the CPU's table, while a test has put its own in place */
+static const tch_backend *plain; /* the CPU's table, while a test has replaced it */
 
 static float to_bfloat16(float value)
 {
@@ -259,7 +259,7 @@ static int restore_table(void **state)
     return 0;
 }
 
-/* About i^-power for the singular values: a symmetric matrix with these eigenvalues times a long random one. */
+/* Singular values of about i^-power: a symmetric matrix with these eigenvalues times a long random one. */
 static void make_power_law(int64_t rows, int64_t cols, double power, double *x)
 {
     test_random random = test_random_stream(77);
@@ -274,7 +274,7 @@ static void make_power_law(int64_t rows, int64_t cols, double power, double *x)
     ref_matmul(rows, rows, cols, left, right, x);
 }
 
-/* Normal random numbers and one direction that stands out: what the gradient of a layer often is. */
+/* Normal random numbers and one dominant direction, like many layers' gradients. */
 static void make_spiked(int64_t rows, int64_t cols, double height, double *x)
 {
     test_random random = test_random_stream(78);
@@ -302,7 +302,7 @@ static void singular_range(int64_t rows, int64_t cols, const double *x, double r
     range[1] = sqrt(fmax(w[rows - 1], 0.0));
 }
 
-/* A negative power stands for a spike of that height. */
+/* A negative power is a spike of that height. */
 static void check_in_bfloat16(tch_context *context, const tchi_ortho *ortho, double power)
 {
     const int64_t rows = 64;
@@ -364,7 +364,7 @@ TEST_WITH(bfloat16_keeps_the_singular_values, NULL, restore_table)
 
 /* --- Gram matrices in float16 ------------------------------------------------------------------------------------ */
 
-/* Memory holds float32 throughout; a type says how numbers are rounded. */
+/* Memory has float32 throughout; the type determines rounding. */
 static float to_type(tch_scalar type, double value)
 {
     unsigned char bytes[2];
@@ -423,7 +423,7 @@ static tch_status modeled_product(void *state, double c0, double c1, const tch_m
     return TCH_OK;
 }
 
-/* A division by the norm, or a Gram matrix of X, outside of the products above would be a mistake here. */
+/* A division by the norm, or a Gram matrix of X, outside of the products above would be an error here. */
 TEST_WITH(float16_keeps_the_singular_values, NULL, restore_table)
 {
     static table_copy modeled;

@@ -1,6 +1,6 @@
-/* Chunked products with operands in host memory, in every mix of places, against plain float64 sums. On the CPU host
- * memory is the device's own and these are plain chunked products; on a GPU they are streamed. Rounding errors are
- * bounded as in test_conformance_products.c: gamma(k) |A||B|, and one rounding of the result to its type. */
+/* Chunked products with any operands in host memory vs plain float64 sums. On the CPU host memory is device memory and
+ * these are plain chunked products; on a GPU they are streamed. Rounding errors are bounded as in
+ * test_conformance_products.c: gamma(k) |A||B|, and one rounding of the result to its type. */
 #include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/messages.h"
@@ -10,7 +10,7 @@
 
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
-/* A context on the host beside the one under test: host tensors are made from it. */
+/* A host context in addition to the one under test, for host tensors. */
 static tch_context *host;
 
 static int open_contexts(void **state)
@@ -54,7 +54,7 @@ static operands make_operands(tch_context *context, const streamed_case *c)
     return o;
 }
 
-/* Row-major a (m by k), b (k by n) and what was got for their product. */
+/* Row-major a (m by k), b (k by n) and their computed product. */
 static void check_product(const streamed_case *c, const double *a, const double *b, const double *got)
 {
     int64_t count = c->m * c->n;
@@ -79,9 +79,9 @@ static void check_case(tch_context *context, const streamed_case *c)
     check_product(c, a, b, out);
 }
 
-/* --- every mix of places, and tiles in every dimension ----------------------------------------------------------- */
+/* --- every combination of memories, and tiles in every dimension ------------------------------------------------- */
 
-/* The smallest budget cuts m, n and k; the largest holds everything; 0 leaves it to the library. */
+/* The smallest budget splits m, n and k; the largest fits everything; 0 is the library's default. */
 static const int64_t budgets[] = {4096, 20000, 1 << 22, 0};
 
 TEST(every_mix_of_places)
@@ -99,7 +99,7 @@ TEST(every_mix_of_places)
     }
 }
 
-/* Rows, columns and gaps in each operand; the result by columns is the transposed product. */
+/* Rows, columns and gaps in each operand; a result by columns is the transposed product. */
 TEST(every_layout_of_lines)
 {
     static const test_layout layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS, LAYOUT_OFFSET};
@@ -115,7 +115,7 @@ TEST(every_layout_of_lines)
     }
 }
 
-/* What neither rows nor columns can be read from is refused where it would have to be streamed, and done elsewhere. */
+/* Operands without contiguous rows or columns are rejected if they have to be streamed, and computed otherwise. */
 TEST(layouts_without_lines)
 {
     static const test_layout layouts[] = {LAYOUT_STEPPED, LAYOUT_REVERSED};
@@ -136,7 +136,7 @@ TEST(layouts_without_lines)
     }
 }
 
-/* --- batches and nothing ----------------------------------------------------------------------------------------- */
+/* --- batches and empty products ---------------------------------------------------------------------------------- */
 
 /* [3, 1, 5, 6] times [2, 6, 7]: every pair of the two. */
 TEST(batches_broadcast)
@@ -174,7 +174,7 @@ TEST(sums_of_nothing)
     }
 }
 
-/* --- larger than the buffers on the way -------------------------------------------------------------------------- */
+/* --- larger than the staging buffers ----------------------------------------------------------------------------- */
 
 /* a(i, l) = row(i) + l % 3 and b(l, j) = 1 + (l + j) % 2 are small integers, and so is every sum: exact in float32. */
 static double row_of(int64_t i)
@@ -196,7 +196,7 @@ static tch_tensor plain(float *data, int64_t *shape)
     return (tch_tensor){.data = data, .device = {TCH_DEVICE_CPU, 0}, .ndim = 2, .dtype = TCH_FLOAT32, .shape = shape};
 }
 
-/* Sums over l for even and odd j: 32 times 1 and 32 times 2, at the places that the parity of l + j says. */
+/* Sums over l for even and odd j: 32 times 1 and 32 times 2, at the positions given by the parity of l + j. */
 static double tall_expected(int64_t i, int64_t j, int64_t k)
 {
     double sum = 0.0;
@@ -233,7 +233,7 @@ TEST(larger_than_the_buffers)
     }
 }
 
-/* --- budgets and refusals ---------------------------------------------------------------------------------------- */
+/* --- budgets and errors ------------------------------------------------------------------------------------------ */
 
 /* In host memory, and on the device where operands must be converted. */
 TEST(memory_stays_inside_the_budget)
@@ -255,7 +255,7 @@ TEST(memory_stays_inside_the_budget)
     }
 }
 
-/* Where nothing has to be streamed a product in place needs no memory at all. */
+/* If nothing is streamed an in-place product needs no memory at all. */
 TEST(budgets_that_are_too_small)
 {
     static const int64_t small[] = {1, 8, 100, 1000};
@@ -270,7 +270,7 @@ TEST(budgets_that_are_too_small)
     }
 }
 
-/* Only the chunked product reaches into host memory; and a tensor of another device is nobody's. */
+/* Only the chunked product accesses host memory; and tensors of another device are rejected. */
 TEST(other_places_are_refused)
 {
     streamed_case c = {TCH_FLOAT32, 6, 6, 6, 1, 0, 0, 0, 0};

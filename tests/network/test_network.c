@@ -1,5 +1,5 @@
-/* Networks: their first weights, outputs and gradients against plain float64 loops, totals that add up, bad labels and
- * numbers, bad arguments, and memory that is taken once or not at all. */
+/* Networks: initial weights, outputs and gradients vs plain float64 loops, accumulated totals, bad labels and numbers,
+ * bad arguments, and allocations. */
 
 #include <torchium/network.h>
 
@@ -18,8 +18,8 @@ static void check_totals(const network_trial *s, const double *wanted)
     }
 }
 
-/* Sums of n products in float32 are off by n eps / 2 of their size at the very most, and by far less as a rule: the
- * error of the longest chain here, five layers of up to 70 terms and a batch of 70, stays below 1e-5. */
+/* Rounding errors of sums of n products in float32 are at most n eps / 2 of their size, and usually far less: the error
+ * of the longest chain here, five layers of up to 70 terms and a batch of 70, stays below 1e-5. */
 static void check_gradients(const network_trial *s)
 {
     for (int i = 0; i < 2 * s->reference.layers; i++) {
@@ -68,9 +68,8 @@ TEST(parameters_have_names_and_shapes)
     tch_network_destroy(NULL);
 }
 
-/* The numbers were computed from the generator's definition by another program, for RELU: hidden layers have He's
- * uniform distribution up to sqrt(6 / inputs). For TANH it is Glorot's, up to sqrt(6 / (inputs + outputs)), with the
- * same random numbers. */
+/* Computed from the generator's definition by another program, for RELU: hidden layers have He's uniform distribution
+ * up to sqrt(6 / inputs). For TANH it is Glorot's, up to sqrt(6 / (inputs + outputs)), with the same random numbers. */
 TEST(first_weights_are_the_same_everywhere)
 {
     static const int64_t wide[] = {300};
@@ -98,7 +97,7 @@ TEST(first_weights_are_the_same_everywhere)
         config.activation = k % 2 == 0 ? TCH_ACTIVATION_RELU : TCH_ACTIVATION_TANH;
         CHECK_OK(tch_network_create(*state, &config, &net));
         double inputs = (double)config.inputs;
-        bool glorot = k % 2 == 1 && parameter == 0; /* of the last layer it is Glorot's either way */
+        bool glorot = k % 2 == 1 && parameter == 0; /* the last layer has Glorot's in any case */
         double wanted = known[k / 2].value * (glorot ? sqrt(inputs / (inputs + (double)config.hidden[0])) : 1.0);
         double got = network_trial_read(*state, tch_network_parameter(net, parameter))[known[k / 2].index];
         CHECK(fabs(got - wanted) <= (glorot ? 0x1p-22 * fabs(wanted) : 0.0), "%s [%lld] is %a, expected %a",
@@ -136,7 +135,7 @@ static void check_loss(network_trial *s)
     test_tensor_check_unchanged(s->targets, "targets");
 }
 
-/* Batches of changing size through one network, so that what is left of one cannot serve the next. */
+/* Batches of varying size through one network, so that stale values would be detected. */
 static void check_shape(tch_context *context, const tch_network_config *config, uint64_t stream)
 {
     const int64_t batches[] = {5, 1, 70, 33, 64};
@@ -193,7 +192,7 @@ TEST(totals_add_up)
     CHECK(once[TCH_TOTAL_RIGHT] > 0 && once[TCH_TOTAL_RIGHT] < 300, "the test is no test: %g right", once[1]);
 }
 
-/* Powers of two change no digit. */
+/* Powers of two change no bit. */
 TEST(loss_scale_multiplies_gradients)
 {
     for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
@@ -236,7 +235,7 @@ TEST(labels_that_are_no_class_are_skipped)
     check_gradients(&s);
 }
 
-/* With zero weights all outputs are equal: the first class is the answer. */
+/* With zero weights all outputs are equal: the first class is predicted. */
 TEST(the_first_of_equal_outputs_is_the_answer)
 {
     network_trial s;
@@ -254,7 +253,7 @@ TEST(the_first_of_equal_outputs_is_the_answer)
     check_totals(&s, wanted);
 }
 
-/* A number that is not finite shows in the loss and in the gradients, and no such row is an answer. */
+/* Non-finite numbers propagate to the loss and gradients, and no such row counts as correct. */
 TEST(bad_numbers_show)
 {
     const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
@@ -263,7 +262,7 @@ TEST(bad_numbers_show)
         network_trial s;
         config.activation = (tch_activation)(k / 3);
         if (k % 3 > 0 && config.activation == TCH_ACTIVATION_TANH) {
-            continue; /* an infinity is 1 to it */
+            continue; /* tanh maps an infinity to 1 */
         }
         test_case("%g, activation %d", bad[k % 3], k / 3);
         network_trial_open(&s, *state, &config, 440, 6);
@@ -296,7 +295,7 @@ TEST(an_empty_batch_is_nothing)
     }
 }
 
-/* Two runs of the same calls give the same bits, and take no memory after the first. */
+/* Two runs of the same calls are bitwise equal, and allocate nothing after the first. */
 TEST(calls_repeat_themselves)
 {
     const int64_t hidden[] = {100, 50};
@@ -371,7 +370,7 @@ TEST(bad_configs_are_refused)
     test_check_refused(tch_network_create(*state, &config, NULL), TCH_ERR_INVALID_ARGUMENT, "network");
 }
 
-/* Memory for more rows than 64 bits can count is refused as memory that is not there. */
+/* Memory for more rows than 64 bits can count is reported as out of memory. */
 TEST(absurd_batches_are_refused)
 {
     const int64_t hidden[] = {INT32_MAX, 1};
@@ -510,8 +509,7 @@ static bool creation_without(long long allocation)
     return through;
 }
 
-/* A batch for which there is no memory changes nothing, nor do what samples and labels need of it; the network goes on
- * with the next. */
+/* A batch that runs out of memory changes nothing, nor do samples and labels; the network continues with the next. */
 static bool batch_without(long long allocation)
 {
     tch_network_config config = network_trial_small_config();
@@ -523,7 +521,7 @@ static bool batch_without(long long allocation)
     CHECK_OK(tch_memory_trim(context, 0));
     counting_allocator_arm(&test_counting, allocation);
     tch_status loss = network_trial_loss(&s);
-    CHECK_OK(tch_memory_trim(context, 0)); /* or the pool makes up for what it does not get */
+    CHECK_OK(tch_memory_trim(context, 0)); /* or the pool retries successfully */
     tch_status status = loss == TCH_OK ? tch_network_draw_labels(s.net, 1) : loss;
     status = status == TCH_OK ? tch_network_weigh_samples(s.net, NULL, 1.0) : status;
     bool through = network_trial_disarm(allocation, status);

@@ -1,5 +1,5 @@
-/* What a batch leaves behind in a network: each layer's input and output gradient against single samples in float64,
- * gradients summed anew with weights, and labels drawn by the network. test_network.c has calls without memory. */
+/* A network after a batch: each layer's input and output gradient vs single samples in float64, weighted sums of
+ * gradients, and labels sampled by the network. test_network.c tests failed allocations. */
 
 #include <torchium/network.h>
 
@@ -14,7 +14,7 @@ static tch_network_config tanh_config(void)
     return config;
 }
 
-/* Gradients of row `row` alone, left in the reference. */
+/* Gradients of row `row` alone, in the reference. */
 static void reference_sample(network_trial *s, int64_t row)
 {
     double totals[TCH_NETWORK_TOTALS];
@@ -32,8 +32,8 @@ static tch_network_layer layer_of(network_trial *s, int32_t index)
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
 
-/* With one sample the bias's gradient is the output gradient g, and the weight's is g a': together they say what both
- * are. Errors as in test_network.c: chains of short float32 sums, below 1e-5 of the largest. */
+/* With one sample the bias's gradient is the output gradient g, and the weight's is g a': together they determine both.
+ * Errors as in test_network.c: chains of short float32 sums, below 1e-5 of the largest. */
 static void check_layer(network_trial *s, int32_t index, int64_t row)
 {
     tch_network_layer at = layer_of(s, index);
@@ -99,7 +99,7 @@ TEST(layers_are_those_of_each_sample)
     }
 }
 
-/* --- sums with weights ------------------------------------------------------------------------------------------- */
+/* --- weighted sums ----------------------------------------------------------------------------------------------- */
 
 /* sums[i] = scale times the sum over rows of weights (1 for NULL) times the row's gradient of parameter i. */
 static void reference_sums(network_trial *s, const double *weights, double scale, double **sums)
@@ -129,7 +129,7 @@ static void check_sums(network_trial *s, double **sums, double tolerance)
     }
 }
 
-/* Weights of both signs cancel in part: 5e-5 of the largest element, five times what plain sums are given. */
+/* Weights of both signs cancel in part: 5e-5 of the largest element, five times the bound of plain sums. */
 static void check_weighted(network_trial *s, test_random *random)
 {
     double *weights = test_alloc((size_t)s->rows * sizeof *weights + 1);
@@ -170,9 +170,9 @@ TEST(weighted_gradients_are_sums_over_single_samples)
     }
 }
 
-/* --- labels of the network's own --------------------------------------------------------------------------------- */
+/* --- sampled labels ---------------------------------------------------------------------------------------------- */
 
-/* The label of a row with these outputs; *margin is how far the uniform number is from another label. */
+/* The label of a row with these outputs; *margin is the distance of the uniform number from another label. */
 static int64_t expected_label(int64_t n, const double *y, uint64_t row, uint64_t seed, double *margin)
 {
     const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(row >> 32), 0, 0};
@@ -194,7 +194,7 @@ static int64_t expected_label(int64_t n, const double *y, uint64_t row, uint64_t
     return label < 0 ? n - 1 : label;
 }
 
-/* Which label a row's output gradient is that of: the one entry below 0. */
+/* The label of a row's output gradient: its only negative entry. */
 static int64_t label_of(int64_t n, const double *gradient)
 {
     int64_t label = 0;
@@ -204,8 +204,8 @@ static int64_t label_of(int64_t n, const double *gradient)
     return label;
 }
 
-/* Draws, compares every label with the convention, and puts the labels drawn into s->t. A number within 1e-5 of the
- * border between two labels may fall on either side, by the rounding of outputs in float32. */
+/* Samples labels, compares each with the convention, and stores them in s->t. A number within 1e-5 of the border
+ * between two labels may fall on either side, by the rounding of outputs in float32. */
 static void check_drawn(network_trial *s, uint64_t seed)
 {
     int64_t n = s->config.outputs;
@@ -251,7 +251,7 @@ TEST(drawn_labels_follow_the_convention)
     }
 }
 
-/* A row whose outputs are not finite has no softmax: its gradient is 0, and the others' are as ever. */
+/* A row whose outputs are not finite has no softmax: its gradient is 0, and the others are unaffected. */
 TEST(rows_that_are_not_finite_draw_nothing)
 {
     const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};

@@ -1,5 +1,5 @@
-/* Bytes that somebody else chose, opened as a checkpoint: crashes, reads outside the file or the memory, and files that
- * open but contradict themselves. And the same bytes as a name and as a type of elements, without the file around. */
+/* Untrusted bytes opened as a checkpoint: crashes, out-of-bounds reads, and files that open but are inconsistent. And
+ * the same bytes as a name and as an element type. */
 #include <string.h>
 
 #include "checkpoint/reader.h"
@@ -8,7 +8,7 @@
 
 /* --- the header -------------------------------------------------------------------------------------------------- */
 
-/* The tensors cover the data, each byte once, in their order. */
+/* Tensors cover the data, each byte once, in order. */
 static void check_places(const tchi_header *header, int64_t data_bytes)
 {
     const tchi_stored *tensors = header->tensors.items;
@@ -32,7 +32,7 @@ static bool has_controls(const char *text)
     return false;
 }
 
-/* What a message shows of a name is a text that fits it, whatever the name is; a good and short name stays. */
+/* Messages contain a printable, bounded form of any name; a valid short name is unchanged. */
 static void check_text(const uint8_t *bytes, size_t count)
 {
     char *text = fuzz_text(bytes, count);
@@ -44,7 +44,7 @@ static void check_text(const uint8_t *bytes, size_t count)
     free(text);
 }
 
-/* A type that the format has is the one that was asked for. */
+/* A known type parses to itself. */
 static void check_type(const uint8_t *bytes)
 {
     tch_dtype asked = {.code = bytes[0] % 20, .bits = (uint8_t)(1U << bytes[1] % 8), .lanes = bytes[2] % 3};
@@ -54,8 +54,8 @@ static void check_type(const uint8_t *bytes)
 
 /* --- tensors and settings ---------------------------------------------------------------------------------------- */
 
-/* Both ways to a tensor give the same bytes, and as many as its description says; or both say that they are not those
- * of its checksum. After a fault the file may not be mapped, which only views need. */
+/* Both ways to read a tensor return the same bytes, as many as described; or both report a checksum mismatch. After an
+ * injected fault the file may not be mapped, which only views need. */
 static void check_tensor(const tch_checkpoint *checkpoint, const tch_checkpoint_info *info, bool faulted)
 {
     if (tch_dtype_size(info->dtype) == 0 || info->ndim > TCH_MAX_RANK) {
@@ -90,7 +90,7 @@ static void check_settings(const tch_checkpoint *checkpoint)
     }
 }
 
-/* Places where no tensor is. */
+/* Offsets without a tensor. */
 static void check_no_tensors(const tch_checkpoint *checkpoint)
 {
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
@@ -101,7 +101,7 @@ static void check_no_tensors(const tch_checkpoint *checkpoint)
     REQUIRE(tch_checkpoint_get_info(checkpoint, 0, &info) == TCH_ERR_INVALID_ARGUMENT);
 }
 
-/* Somebody cuts the file off while it is open: what is gone is an error. */
+/* The file is truncated while open: reading the missing part is an error. */
 static void check_cut(const tch_checkpoint *checkpoint, const uint8_t *bytes, size_t count)
 {
     (void)fuzz_file(0, bytes, count - 1);
@@ -138,8 +138,8 @@ static uint64_t take(uint64_t *hash, uint64_t below)
     return taken;
 }
 
-/* A rectangle of a tensor that some files have in shards, others whole. The hash chooses name, whole and rectangle,
- * also outside of the whole and without elements, and where it goes: packed, strided, to a device's memory, nowhere. */
+/* A rectangle of a tensor, sharded in some files. The hash chooses name, shape and rectangle, also out of bounds and
+ * empty, and the destination: packed, strided, device memory, none. */
 static void check_shards(const tch_checkpoint *checkpoint, uint64_t hash)
 {
     static const struct {
@@ -151,7 +151,7 @@ static void check_shards(const tch_checkpoint *checkpoint, uint64_t hash)
     uint64_t way = take(&hash, 16);
     uint64_t which = take(&hash, 6);
     const int64_t *shape = wholes[which].shape;
-    int64_t start[3], size[3], strides[] = {1, 4, 16}; /* columns, so that it is read by way of a copy */
+    int64_t start[3], size[3], strides[] = {1, 4, 16}; /* column-major, so that it is read through a copy */
     float values[64];
     bool inside = true;
     for (int32_t k = 0; k < wholes[which].ndim; k++) {
@@ -169,8 +169,8 @@ static void check_shards(const tch_checkpoint *checkpoint, uint64_t hash)
     REQUIRE(checked == TCH_OK || got != TCH_OK || way == 6);
 }
 
-/* The square that the seeds have in shards, and a column of it. What is read does not depend on what memory held: the
- * square is read over zeros and over ones. */
+/* The square that the seeds shard, and a column of it. Results must not depend on uninitialized memory: the square is
+ * read over zeros and over ones. */
 static void check_usual_shards(const tch_checkpoint *checkpoint)
 {
     static const int64_t shape[] = {2, 2};
@@ -179,7 +179,7 @@ static void check_usual_shards(const tch_checkpoint *checkpoint)
     float values[2];
     tch_tensor out = tch_tensor_view(values, TCH_FLOAT32, 2, size);
     (void)tch_checkpoint_read_shard(checkpoint, NULL, "w", shape, start, &out);
-    int64_t turned[] = {1, 2}; /* strides, so that it is read by way of a copy */
+    int64_t turned[] = {1, 2}; /* strided, so that it is read through a copy */
     int64_t all[] = {2, 2};
     static const int64_t origin[] = {0, 0};
     float square[3][4];
@@ -193,7 +193,7 @@ static void check_usual_shards(const tch_checkpoint *checkpoint)
     REQUIRE(!read || memcmp(square[0], square[1], sizeof square[0]) == 0);
 }
 
-/* The files of the corpus have this much behind their header, if anything. */
+/* The corpus's files have this many data bytes, if any. */
 void fuzz_repair(uint8_t *bytes, size_t count)
 {
     fuzz_repair_safetensors(bytes, count, 24);

@@ -1,6 +1,6 @@
-/* Other ranks, and transports, that send anything: what collectives receive is taken from the input, behind three bytes
- * that choose the optimizer or KFAC, the size of the group, and how it is used. Where the input has ended the others
- * agree with this rank and send zeros. Memory has exactly the sizes that are handed out, for AddressSanitizer. */
+/* Ranks and transports that send arbitrary data: collectives receive bytes from the input, after three bytes that
+ * choose the optimizer or KFAC, the group's size, and its use. At the end of the input the others agree with this rank
+ * and send zeros. Buffers have exactly the requested sizes, for AddressSanitizer. */
 #include <string.h>
 
 #include "fuzz.h"
@@ -26,7 +26,7 @@ static void fill(strangers *s, void *to, int64_t bytes)
     }
 }
 
-/* One collective in eight fails, by the input. */
+/* One collective in eight fails, chosen by the input. */
 static tch_status come_in(strangers *s)
 {
     return next(s) % 8 == 7 ? TCH_ERR_COMM : TCH_OK;
@@ -51,7 +51,7 @@ static tch_status all_to_all(void *user, const void *send, void *receive, const 
     strangers *s = user;
     int64_t sent = 0;
     int64_t received = 0;
-    for (int32_t r = 0; r < s->size; r++) { /* one after the other without gaps, as comm.h has it */
+    for (int32_t r = 0; r < s->size; r++) { /* contiguous, as required by comm.h */
         REQUIRE(c->send_bytes[r] >= 0 && c->receive_bytes[r] >= 0);
         REQUIRE(c->send_bytes[r] == 0 || c->send_offsets[r] == sent);
         REQUIRE(c->receive_bytes[r] == 0 || c->receive_offsets[r] == received);
@@ -80,7 +80,7 @@ static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *s
     return come_in(s);
 }
 
-/* --- what the group is used for ---------------------------------------------------------------------------------- */
+/* --- uses of the group ------------------------------------------------------------------------------------------- */
 
 typedef struct model {
     int64_t shapes[2][2];
@@ -101,7 +101,7 @@ static void *take(size_t bytes)
     return memory;
 }
 
-/* A matrix and a vector, whole or cut along the first dimension; the last rank of five or more has nothing. */
+/* A matrix and a vector, replicated or sharded along the first dimension; the last rank of five or more has nothing. */
 static void place(model *m, const strangers *s, uint8_t use)
 {
     static const char *const names[] = {"w", "b"};
@@ -137,7 +137,7 @@ static void save_and_load(tch_optimizer *optimizer, tch_comm *comm)
     REQUIRE(tch_checkpoint_writer_create(&writer) == TCH_OK);
     if (tch_optimizer_save(optimizer, writer, "o") == TCH_OK &&
         tch_checkpoint_writer_save_sharded(writer, fuzz_context(), comm, path) != TCH_OK) {
-        snprintf(path, sizeof path, "%s/model.safetensors", fuzz_folder()); /* this rank's alone */
+        snprintf(path, sizeof path, "%s/model.safetensors", fuzz_folder()); /* this rank's only */
         (void)tch_checkpoint_writer_save(writer, fuzz_context(), path);
     }
     if (tch_checkpoint_open(path, &file) == TCH_OK) {

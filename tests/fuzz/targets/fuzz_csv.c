@@ -1,5 +1,5 @@
-/* A data set as CSV: what is read has only finite features and labels that are classes; what is not says why. The first
- * byte chooses the label; without it there is no file. */
+/* CSV data sets: accepted ones have finite features and valid class labels; rejected ones have a message. The first
+ * byte chooses the label; an empty input has no file. */
 #include <math.h>
 #include <string.h>
 

@@ -1,10 +1,10 @@
-/* Capsules of a library that lies: every field of a DLPack tensor but the addresses is what the bytes say. What is
- * taken must be described by memory of our own, and be judged by the library without a look outside the array. Python
- * is embedded, with the extension's sources linked in.
+/* DLPack capsules with arbitrary fields except for addresses. Accepted ones must refer to memory of the target, and the
+ * library must validate them without access outside the array. Python is embedded, with the extension's sources linked
+ * in.
  *
- * A capsule cannot show how large the memory behind it is, so a tensor that goes beyond ours is described and not
- * read: whose arrays are used is trusted with that, see SECURITY.md. */
-#include "arrays.h" /* Python's header wants to be first */
+ * A capsule does not have the size of its memory, so a tensor that exceeds it is described and not read: array
+ * libraries are trusted with that, see SECURITY.md. */
+#include "arrays.h" /* Python's header must come first */
 
 #include <string.h>
 
@@ -15,8 +15,7 @@ PyObject *PyInit__C(void);
 
 enum { ELEMENTS = 512, MOST_GIVEN = 12 };
 static double memory[ELEMENTS];
-static PyObject *producers,
-    *shared; /* a list of objects of several kinds, and the class whose fields they answer with */
+static PyObject *producers, *shared; /* a list of objects of several kinds, and the class that defines their fields */
 
 static const char program[] =
     "class Producer:\n"
@@ -25,15 +24,15 @@ static const char program[] =
     "        return self.device\n"
     "    def __dlpack__(self, **keywords):\n"
     "        return self.capsule\n"
-    "class Old(Producer):\n" /* from before max_version */
+    "class Old(Producer):\n" /* older than max_version */
     "    def __dlpack__(self, stream=None):\n"
     "        return self.capsule\n"
-    "class History(Producer):\n" /* has to be detached first */
+    "class History(Producer):\n" /* must be detached first */
     "    def __dlpack__(self, **keywords):\n"
     "        raise BufferError('has a history')\n"
     "    def detach(self):\n"
     "        return Producer()\n"
-    "class Stuck(History):\n" /* and stays as it is */
+    "class Stuck(History):\n" /* constant */
     "    def detach(self):\n"
     "        return self\n"
     "class Deviceless:\n"
@@ -63,7 +62,7 @@ static void begin(void)
     REQUIRE(producers != NULL && shared != NULL);
 }
 
-/* --- bytes ------------------------------------------------------------------------------------------------------- */
+/* --- reading the input ------------------------------------------------------------------------------------------- */
 
 typedef struct reader {
     const uint8_t *at, *end;
@@ -78,7 +77,7 @@ static uint64_t next(reader *r, int bytes)
     return value;
 }
 
-/* Mostly small: a byte with its highest bit set asks for all 64. */
+/* Mostly small: a byte with its highest bit set is followed by all 64. */
 static int64_t next_size(reader *r)
 {
     uint64_t small = next(r, 1);
@@ -154,7 +153,7 @@ static PyObject *next_device(reader *r)
 
 /* --- use --------------------------------------------------------------------------------------------------------- */
 
-/* Whether every element lies in our memory. */
+/* Whether every element is in the target's memory. */
 static int is_inside(const tch_tensor *t)
 {
     int64_t low = 0;

@@ -1,5 +1,5 @@
-/* The index of a checkpoint in several files, beside two good ones and a folder: names that lead elsewhere, tensors
- * that are not there, values that nobody asks for. */
+/* The index of a checkpoint in several files, next to two valid ones and a folder: path traversal, missing tensors,
+ * unexpected values. */
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -1,6 +1,5 @@
-/* The texts of a custom kernel: its source before any compiler sees it (tokens, the rewriting for CPUs, whether it
- * reads files), its name, its options as macros, its file's name, and the compiler's report on stacks. The first byte
- * chooses which; where there is no other, there is no text. */
+/* Texts of a custom kernel: source preprocessing (tokens, rewriting for CPUs, detection of included files), name,
+ * options as macros, file name, and the compiler's stack report. The first byte chooses one; the rest is the text. */
 #include <string.h>
 
 #include "backends/cpu/user_kernel/kernel.h"
@@ -9,7 +8,7 @@
 #include "kernel/input.h"
 #include "kernel/macros.h"
 
-/* A name that passes stands in the text that is compiled: nothing in it may end a line or a statement. */
+/* An accepted name becomes part of the compiled text: it must not end a line or a statement. */
 static void check_name(const char *text)
 {
     if (tchi_check_kernel_name(text) == TCH_OK) {
@@ -18,7 +17,7 @@ static void check_name(const char *text)
     }
 }
 
-/* An option that passes reaches a command line; a macro of it becomes one line of the text. */
+/* An accepted option is passed on a command line; its macro becomes one line of the text. */
 static void check_option(const char *text)
 {
     const char *options[] = {text, "-DX=1"};

@@ -1,8 +1,8 @@
-/* The state of an optimizer or of KFAC, saved in one form, edited, and loaded in another: what is refused changes
- * nothing that matters, and with what is accepted the optimizer goes on. Forms are the type of moments, whether factors
- * are packed, and the type of roots. The first bytes are the kinds and forms of both and whether the file has checksums
- * and keeps its stated header length; then come edits, each three bytes of a position, one of how many bytes are
- * removed (low half) and inserted (high half), and the inserted bytes. */
+/* The state of an optimizer or of KFAC, saved in one form, edited, and loaded in another: a rejected file changes
+ * nothing relevant, and after an accepted one the optimizer continues. A form is the dtype of moments, packed factors
+ * or not, and the dtype of roots. The first bytes are the kinds and forms of both and whether the file has checksums
+ * and keeps its header length; then come edits: three bytes of position, one with the numbers of bytes removed (low
+ * half) and inserted (high half), and the inserted bytes. */
 #include <math.h>
 #include <string.h>
 
@@ -100,7 +100,7 @@ typedef struct saved {
     size_t count;
 } saved;
 
-/* The file of an optimizer after two steps, made at the first call. */
+/* The file of an optimizer after two steps, created by the first call. */
 static const saved *file_of(int kind, int form, bool checksums)
 {
     static saved files[KINDS][FORMS][2];
@@ -125,7 +125,7 @@ static const saved *file_of(int kind, int form, bool checksums)
     return f;
 }
 
-/* Returns whether the bytes of tensors may differ. The header's length follows the edits in it, unless it keeps its. */
+/* Returns whether tensor data may differ. The header length is adjusted to the edits unless kept. */
 static bool edit(saved *file, const uint8_t *edits, size_t left, bool keeps_length)
 {
     uint64_t header;
@@ -153,7 +153,7 @@ static bool edit(saved *file, const uint8_t *edits, size_t left, bool keeps_leng
     return differs;
 }
 
-/* Numbers may have become anything, so a step may skip or fail; it may not crash. */
+/* Values are arbitrary, so a step may skip or fail, but must not crash. */
 static void go_on(stateful *s)
 {
     tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
@@ -191,7 +191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     REQUIRE(status == TCH_OK || !as_saved || kinds[0] != kinds[1]);
     tch_checkpoint_close(checkpoint);
     go_on(&s);
-    /* Numbers that were changed may be anything; others, and the state of before, lead to finite parameters. */
+    /* Edited values are arbitrary; unedited ones, and the previous state, lead to finite parameters. */
     REQUIRE((status == TCH_OK && differs) || status == TCH_ERR_IO || is_finite(&s));
     destroy_stateful(&s);
     return 0;

@@ -1,10 +1,10 @@
-/* Inverse roots by every method, against the float64 eigendecomposition and by their residuals.
+/* Inverse roots by every method vs the float64 eigendecomposition, and their residuals.
  *
- * The promise of tch_root_config.tolerance is that a result reported as good has |X - X_ref| <= tolerance |X_ref|;
- * storing it adds one rounding. By eigenvalues the error is that of a stable eigensolver, |E| <= (n + 10) u |A|,
- * magnified by the steepness of x^(-1/p) at the smallest eigenvalue: relative to |X| at most (n + 10) u kappa / p, plus
- * (n + 10) u for composing the result, kappa being the condition number after damping. Where that is more than the
- * tolerance, the eigen method is not asked for better. */
+ * tch_root_config.tolerance guarantees |X - X_ref| <= tolerance |X_ref| for a result reported as good; storing it adds
+ * one rounding. By eigenvalues the error is that of a stable eigensolver, |E| <= (n + 10) u |A|, magnified by the slope
+ * of x^(-1/p) at the smallest eigenvalue: relative to |X| at most (n + 10) u kappa / p, plus (n + 10) u for composing
+ * the result, with kappa the condition number after damping. If that exceeds the tolerance, the eigen method is not
+ * expected to be better. */
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
@@ -14,15 +14,14 @@
 static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
 static const tch_root_method methods[] = {TCH_ROOT_AUTO, TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL};
 
-/* The methods by number. Where the device does not offer one, the Newton method takes its turn: of the other methods
- * the one that promises as much. */
+/* The methods by number. On a device without one, the Newton method replaces it, which has the same guarantee. */
 static tch_root_method method_at(size_t number)
 {
     return test_offers_method(methods[number % 4]) ? methods[number % 4] : TCH_ROOT_NEWTON;
 }
 
-/* Spectrum and damping that every method can be expected to manage. Rounding A to a half type moves its eigenvalues by
- * about u sqrt(n), so the spectrum there must end well above that. */
+/* Spectrum and damping within the range of every method. Rounding A to a half type moves its eigenvalues by about u
+ * sqrt(n), so the spectrum there must end well above that. */
 static double usual_condition(tch_dtype dtype)
 {
     return dtype.bits == 16 ? 10.0 : 1e3;
@@ -61,11 +60,11 @@ static void check_error(const known_matrix *known, int32_t root, const tch_root_
     }
 }
 
-/* A residual of float64 arithmetic on the stored result agrees with ours to its own rounding, n u64 kappa for each of
- * the p + 1 products; one estimated with probes agrees within a factor. Storing the result in a narrower type may come
- * after the certificate. An error D of X, |D| <= u |X|, appears as X^i D X^j A X^k with i + j + k = p - 1, in which the
- * balanced order magnifies it by at most kappa^(ceil(p/2) / p), once for each of the p factors. The largest eigenvalue,
- * of which relative damping is a part, need be known no better than the tolerance. */
+/* A residual in float64 arithmetic of the stored result agrees with the reference's to its own rounding, n u64 kappa
+ * for each of the p + 1 products; one estimated with probes agrees within a factor. Storing the result in a narrower
+ * type may come after the certificate. An error D of X, |D| <= u |X|, appears as X^i D X^j A X^k with i + j + k = p -
+ * 1, in which the balanced order magnifies it by at most kappa^(ceil(p/2) / p), once for each of the p factors. The
+ * largest eigenvalue, a part of relative damping, need only be accurate to the tolerance. */
 static void check_certificate(const known_matrix *known, int32_t root, const tch_root_config *config, const double *x,
                               double residual, tch_dtype dtype)
 {
@@ -94,7 +93,7 @@ static root_call make_call(tch_context *context, const test_variation *v, double
                        test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_STEPPED)};
 }
 
-/* Runs one case and checks every matrix of it: all must be good. */
+/* Runs one case and checks that every matrix is good. */
 static void check_roots(tch_context *context, const test_variation *v, double condition, tch_dtype dtype, int32_t root,
                         const tch_root_config *config)
 {
@@ -126,7 +125,7 @@ static tch_root_config config_with(tch_root_method method, double eps)
     return config;
 }
 
-/* Every layout, with the root and the method walking along. */
+/* Every layout, with alternating roots and methods. */
 static void check_layouts(tch_context *context, const test_variation *v, tch_dtype dtype)
 {
     size_t which = (size_t)v->in + (size_t)v->out + (size_t)v->stream;
@@ -147,8 +146,7 @@ static void name_root(const char *what, int64_t n, tch_dtype dtype, int32_t root
               config->tolerance, config->degree);
 }
 
-/* Every root by every method at sizes small, odd and around the edges. The larger of the two dampings counts, and only
- * that one. */
+/* Every root by every method at sizes small, odd and around the edges. Only the larger of the two dampings is used. */
 TEST(every_root_by_every_method)
 {
     static const int64_t sizes[] = {1, 2, 3, 17, 33, 64, 129};
@@ -168,7 +166,7 @@ TEST(every_root_by_every_method)
     }
 }
 
-/* Without a config there is no damping, and a well conditioned matrix needs none. */
+/* Without a config there is no damping, and a well-conditioned matrix needs none. */
 TEST(defaults_work)
 {
     tch_context *context = *state;
@@ -186,8 +184,8 @@ TEST(defaults_work)
     }
 }
 
-/* A previous root stays where the new one is not good enough. Here nothing is known of the spectrum, and its small end
- * lies below what float64 can tell from rounding. */
+/* A previous root is kept if the new one is not good enough. Here the spectrum is unknown, and its small end is below
+ * float64's rounding error. */
 TEST(the_previous_root_is_kept)
 {
     tch_root_config config = config_with(TCH_ROOT_NEWTON, 0.0);
@@ -199,8 +197,7 @@ TEST(the_previous_root_is_kept)
     test_tensor_check_unchanged(c.out, "out");
 }
 
-/* Methods say before they start that they cannot reach a tolerance whatever the numbers are, and that the device does
- * not have them. */
+/* Methods fail immediately if they cannot reach a tolerance for any input, or if the device does not support them. */
 TEST(refused_calls_write_nothing)
 {
     for (int method = TCH_ROOT_NEWTON; method <= TCH_ROOT_RATIONAL; method++) {
@@ -219,7 +216,7 @@ TEST(refused_calls_write_nothing)
     }
 }
 
-/* The plan names the method that `auto` takes, and is itself when a method was chosen. */
+/* The plan has the method that `auto` chooses, or an explicitly chosen method. */
 TEST(plans)
 {
     tch_context *context = *state;

@@ -1,5 +1,5 @@
-/* The coefficients of polynomial steps and of sums of poles, against the theory that characterizes them: the best ones,
- * and no others, alternate, and what they promise holds on a fine grid in long double arithmetic. */
+/* The coefficients of polynomial steps and of sums of poles vs the theory that characterizes them: only the optimal
+ * ones equioscillate. Their guarantees are checked on a fine grid in long double. */
 #include <float.h>
 
 #include "linalg/minimax.h"
@@ -10,13 +10,13 @@ enum { GRID = 1000 };
 static const double RATIOS[] = {0.97, 0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8, 1e-10};
 enum { RATIO_COUNT = sizeof RATIOS / sizeof RATIOS[0] };
 
-/* Term i of `count` in geometric progression, the first and the last being given. */
+/* Term i of `count` in geometric progression between the given first and last terms. */
 static double spread(int i, int count, double first, double last)
 {
     return i == count - 1 ? last : first * pow(last / first, (double)i / (count - 1));
 }
 
-/* A function of x with what it needs: the curves below are examined by the same code. */
+/* A function of x with its parameters: the curves below share the checks. */
 typedef struct curve {
     long double (*value)(const struct curve *self, long double x);
     int root, poles;
@@ -37,8 +37,8 @@ static long double power(long double x, int exponent)
     return result;
 }
 
-/* x^(1/p), by a step of Newton's method from the root in double, which doubles its digits: where long double is done in
- * software, powl was half of this program's time. */
+/* x^(1/p), by a step of Newton's method from the root in double, which doubles its digits: with long double in
+ * software, powl took half of this program's time. */
 static long double root_of(long double x, int root)
 {
     long double guess = pow((double)x, 1.0 / root);
@@ -62,7 +62,7 @@ static long double pole_error(const curve *self, long double x)
     return root_of(x, self->root) * sum - 1.0L;
 }
 
-/* Even points evenly spaced, odd points in geometric progression; both ends are among them. */
+/* Even points evenly spaced, odd points in geometric progression, including both ends. */
 static void fill_grid(long double lo, long double hi, long double *grid)
 {
     int last = GRID / 2 - 1;
@@ -99,7 +99,7 @@ static long double refine_extremum(const curve *c, long double left, long double
     return c->value(c, 0.5L * (left + right));
 }
 
-/* Collects the values at the ends and at all local extrema between them, in order; returns how many. */
+/* Collects the values at the ends and at all local extrema in order; returns their number. */
 static int find_extrema(const curve *c, long double lo, long double hi, long double *values, int room)
 {
     int count = 0;
@@ -122,7 +122,7 @@ static int find_extrema(const curve *c, long double lo, long double hi, long dou
     return count;
 }
 
-/* The error alternates in sign over exactly `expected` extrema of one size. */
+/* The error equioscillates at exactly `expected` extrema. */
 static void check_alternation(const curve *c, double lo, double hi, int expected, double size)
 {
     long double values[64];
@@ -144,7 +144,7 @@ static tchi_minimax_step make_step(int root, int degree, double lo, double hi)
     return step;
 }
 
-/* Whether a step of degree 4 is offered for an interval with this ratio of its ends. */
+/* Whether a step of degree 4 exists for an interval with this ratio of its ends. */
 static bool quartic_exists(double ratio)
 {
     return ratio >= 1e-9 && ratio <= 0.8;
@@ -198,8 +198,8 @@ TEST(steps_stay_positive_and_in_their_interval)
     }
 }
 
-/* Close to convergence the step tends to Taylor's polynomial of x^(-1/p) at 1, whose coefficients must not drown in the
- * cancellation of an ever shorter interval: rounding puts eigenvalues outside of it. */
+/* Close to convergence the step approaches Taylor's polynomial of x^(-1/p) at 1, whose coefficients must not be lost to
+ * cancellation in an ever shorter interval: rounding puts eigenvalues outside it. */
 TEST(short_intervals_give_taylor_polynomials)
 {
     for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
@@ -221,7 +221,7 @@ TEST(short_intervals_give_taylor_polynomials)
     }
 }
 
-/* Runs the scalar iteration and compares with the promise of every step and of the whole plan. Returns its steps. */
+/* Runs the scalar iteration and compares it with the guarantee of every step and of the plan. Returns its steps. */
 static int check_plan(int root, int degree, double lo, double tolerance)
 {
     tchi_minimax_step steps[TCHI_MINIMAX_MAX_STEPS];
@@ -262,7 +262,7 @@ TEST(plans_reach_their_tolerance)
     }
 }
 
-/* What an ending is off by is what it says, on a finer grid than its own. */
+/* The error of an ending is as stated, on a finer grid than its own. */
 TEST(endings_say_their_error)
 {
     tchi_minimax_quartic q;
@@ -282,10 +282,10 @@ TEST(endings_say_their_error)
         }
     }
     assert_int_equal(tchi_minimax_ending(4, 0.609, 1.391, &q, &error), 0);
-    CHECK(error > 7e-5 && error < 7.5e-5, "the error is %g", error); /* the best possible has 5.8e-5 */
+    CHECK(error > 7e-5 && error < 7.5e-5, "the error is %g", error); /* the optimum is 5.8e-5 */
 }
 
-/* Two products give what the coefficients say. */
+/* Two products give the polynomial of the coefficients. */
 TEST(quartics_are_two_products)
 {
     for (int i = 0; i < 200; i++) {
@@ -299,7 +299,7 @@ TEST(quartics_are_two_products)
     }
 }
 
-/* Eight extrema of one size, alternating, show that no polynomial of degree 6 is better. */
+/* Eight equioscillating extrema show that no polynomial of degree 6 is better. */
 static void check_longer_ending(int root, double lo, double hi)
 {
     tchi_minimax_sextic q;
@@ -384,7 +384,7 @@ TEST(sums_alternate_at_all_points)
     }
 }
 
-/* Asking for slightly less than what k poles reach must give k + 1, asking for exactly that must give k. */
+/* A tolerance slightly below the error of k poles must give k + 1, exactly that error must give k. */
 TEST(sums_have_the_fewest_poles)
 {
     const int roots[] = {2, 3, 4, 6, 8, 16};

@@ -1,9 +1,8 @@
-/* The coupled Newton iteration in mixed arithmetic, and the choice of that arithmetic for GPUs that are not at hand.
- * The split type and the products that change type are modeled here, plainly, on top of the CPU's table: what is under
- * test is the iteration above them.
+/* The coupled Newton iteration in mixed precision, and the choice of precision for other GPUs. The split type and
+ * mixed-type products are modeled here on top of the CPU's table: the test covers the iteration above them.
  *
- * The error of the result against the float64 root must be within the tolerance the plan was made for, and what the
- * certificate shows of it within what the plan lets pass. */
+ * The error of the result vs the float64 root must be within the plan's tolerance, and the part visible to the
+ * certificate within the plan's limit. */
 #include "core/context.h"
 #include "linalg/newton.h"
 #include "linalg/root_plan.h"
@@ -22,7 +21,7 @@ static float to_bf16(float value)
     return value;
 }
 
-/* One of the two parts of a split number: its plane holds the upper halves of floats. */
+/* One of the two parts of a split number: its plane has the upper halves of floats. */
 static uint16_t *plane(const tch_matrices *m, int64_t b, int low)
 {
     return (uint16_t *)m->data + (2 * b + low) * m->stride;
@@ -76,7 +75,7 @@ static void put(const tch_matrices *m, int64_t b, int64_t i, int64_t j, double v
     }
 }
 
-/* Row i of A times row j of B, in the arithmetic of their type. */
+/* Row i of A times row j of B, in their compute type. */
 static double dot(const tch_matrices *a, const tch_matrices *b, int64_t matrix, int64_t i, int64_t j)
 {
     if (a->type != TCH_SCALAR_BF16X2) {
@@ -122,10 +121,10 @@ static tch_status model_gram(void *state, double alpha, const tch_matrices *a, i
     return model_product(state, 0.0, 0.0, NULL, alpha, a, a, NULL, 0, c);
 }
 
-/* The CPU's own table comes back whatever a test did. */
+/* Restores the CPU's table after any test. */
 static const tch_backend *own_table;
 
-/* Of two bfloat16 matrices the product in float32. */
+/* The float32 product of two bfloat16 matrices. */
 static tch_status model_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
                              const tch_matrices *b, int32_t transpose_b, double beta, int32_t rounded,
                              const tch_matrices *c)
@@ -182,7 +181,7 @@ static tchi_newton_plan make_plan(int32_t root, int degree, double low, double t
     return plan;
 }
 
-/* With steps of degree 4 where they cost less. */
+/* With steps of degree 4 where they are cheaper. */
 static tchi_newton_plan make_steep_plan(int32_t root, double low, double tolerance, const tch_product_rates *rates)
 {
     tchi_newton_plan plan = make_plan(root, 2, low, tolerance, rates);
@@ -227,7 +226,7 @@ static tch_matrices padded(int64_t n, tch_scalar type)
     return m;
 }
 
-/* |X R| / (p |X|), R = X^floor(p/2) M X^ceil(p/2) - I: what the certificate shows. */
+/* |X R| / (p |X|), R = X^floor(p/2) M X^ceil(p/2) - I, as in the certificate. */
 static double shown_error(int64_t n, int32_t root, const double *m, const double *x)
 {
     double *y = test_alloc((size_t)(n * n) * sizeof *y);
@@ -244,7 +243,7 @@ static double shown_error(int64_t n, int32_t root, const double *m, const double
     return shown;
 }
 
-/* The largest error of the batch; `shown`, if not NULL, receives the largest that the certificate shows. */
+/* The largest error of the batch; `shown`, if not NULL, is set to the largest in the certificate. */
 static double run_iteration(tch_context *context, const tchi_newton_plan *plan, const problem *p, double *shown)
 {
     int64_t n = p->n;
@@ -282,7 +281,7 @@ static void gpu_rates(void *state, tch_product_rates *rates)
 
 static table_copy table;
 
-/* The CPU's table with the model's products in it. */
+/* The CPU's table with the model's products. */
 static int use_model(void **state)
 {
     tch_context *context = *state;
@@ -337,7 +336,8 @@ TEST_WITH(mixed_arithmetic_keeps_its_tolerance, use_model, restore_table)
     }
 }
 
-/* Steps of degree 4 round no worse in one type than those of degree 2: float64, for a tolerance of 1e-9. */
+/* Steps of degree 4 have no larger rounding errors in one type than those of degree 2: float64, for a tolerance of
+ * 1e-9. */
 TEST_WITH(tight_tolerances_are_kept, use_model, restore_table)
 {
     tch_context *context = *state;
@@ -356,7 +356,7 @@ TEST_WITH(tight_tolerances_are_kept, use_model, restore_table)
     CHECK(shorter > 5, "%d plans are shorter", shorter);
 }
 
-/* Matrices of low rank show most of the rounding of X, for which the plan has to leave room. */
+/* Low-rank matrices show most of X's rounding, for which the plan must leave room. */
 TEST_WITH(mixed_arithmetic_passes_its_certificate, use_gpu_model, restore_table)
 {
     static const double dampings[] = {1e-2, 1e-4, 1e-6};
@@ -403,7 +403,7 @@ TEST_WITH(the_cheaper_degree_is_chosen, use_gpu_model, restore_table)
     CHECK(tchi_newton_cost(&plan.newton, &with_f64_cores) < tchi_newton_cost(&other, &with_f64_cores), "it costs more");
 }
 
-/* A tolerance beyond 1e-2 saves no steps, and keeps its promise. */
+/* A tolerance beyond 1e-2 saves no steps, and is met. */
 TEST_WITH(loose_tolerances_are_planned_as_tighter_ones, use_gpu_model, restore_table)
 {
     tch_context *context = *state;
@@ -436,7 +436,7 @@ static tch_status never_called(void *state, const tch_newton_iteration *iteratio
     return TCH_ERR_UNSUPPORTED;
 }
 
-/* A degree that was asked for is the degree of all steps, and where all are done in one launch there is no other. */
+/* A requested degree applies to all steps, and a single launch for all steps has no other. */
 TEST_WITH(degree_4_is_for_those_who_leave_it_open, use_gpu_model, restore_table)
 {
     tch_context *context = *state;
@@ -471,8 +471,8 @@ static void check_types(int32_t root, double low, double tolerance, const tch_pr
     CHECK(strcmp(got, expected) == 0, "the types are %s, expected %s", got, expected);
 }
 
-/* Float64 cores serve the early steps, and alone what has a tight tolerance; odd roots have no congruence. Where
- * float64 is slow, float32 takes the early steps that it can, and without bfloat16 the late ones. */
+/* Float64 tensor cores are used for the early steps, and for all with a tight tolerance; odd roots have no congruence.
+ * If float64 is slow, float32 takes the early steps where possible, and without bfloat16 the late ones. */
 TEST(types_are_chosen)
 {
     check_types(4, 1e-6, 1e-3, &with_f64_cores, "BBbbb");
@@ -488,7 +488,7 @@ TEST(types_are_chosen)
     assert_int_equal(tchi_newton_type_of_m(&plan, 2), TCH_SCALAR_BF16X2);
 }
 
-/* The last step has only a little left to do, for which degree 1 is enough; but not when it is the only one. */
+/* The last step has little left to do, for which degree 1 suffices, unless it is the only one. */
 TEST(the_last_step_is_short)
 {
     tchi_newton_plan plan = {.root = 4, .degree = 2};
@@ -521,7 +521,7 @@ static double polynomial_of(const tchi_newton_plan *plan, int k, double m)
                            : r->t0 + r->t1 * m + r->t2 * s * (r->u0 + r->u1 * m + s * s);
 }
 
-/* What a plan leaves of the error, as the iteration on numbers says. */
+/* The error that a plan leaves, by the scalar iteration. */
 static void check_on_numbers(const tchi_newton_plan *plan, double low, double tolerance)
 {
     for (int j = 0; j <= 200; j++) {
@@ -536,8 +536,8 @@ static void check_on_numbers(const tchi_newton_plan *plan, double low, double to
     }
 }
 
-/* Three products in place of the six of two steps, and never more than without; what they leave of the error is within
- * the tolerance. */
+/* Three products replace the six of two steps, and never more than without; the remaining error is within the
+ * tolerance. */
 TEST(endings_save_products)
 {
     tchi_newton_plan usual = {.root = 4, .degree = 2};
@@ -563,7 +563,7 @@ TEST(endings_save_products)
     }
 }
 
-/* For p = 4 at 1e-6 18 symmetric products in place of 20, beside Cholesky, K L and K T, which count as 0.85, 1, 2. */
+/* For p = 4 at 1e-6 18 symmetric products instead of 20, plus Cholesky, K L and K T, which count as 0.85, 1, 2. */
 TEST(steps_of_degree_4_save_products)
 {
     tchi_newton_plan usual = make_plan(4, 2, 1e-6 / 1.02, 1e-3, &with_f64_cores);
@@ -576,8 +576,8 @@ TEST(steps_of_degree_4_save_products)
     assert_int_equal(steep.ends, 6);
 }
 
-/* Never at a higher price, always within the tolerance, and with degree 2 first; where nothing is found the plan stays
- * as it was. */
+/* Never more expensive, always within the tolerance, and with degree 2 first; if none is found the plan is
+ * unchanged. */
 TEST(steps_of_degree_4_cost_no_more)
 {
     static const tch_product_rates *const devices[] = {&with_f64_cores, &without_f64_cores, &without_bf16, &only_f64};

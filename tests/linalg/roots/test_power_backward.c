@@ -1,9 +1,11 @@
-/* Gradients of powers and inverse roots: against the formula with the reference's eigenvectors, and where the formula
- * has its corners: equal, clamped and vanishing eigenvalues.
+/* Gradients of powers and inverse roots vs the formula with the reference's eigenvectors, and its special cases: equal,
+ * clamped and vanishing eigenvalues.
  *
- * All arithmetic is float64's. An eigensolver is exact for A + E with |E| <= (n + 10) u |A|, which moves K by at most
+ * All arithmetic is float64. An eigensolver is exact for A + E with |E| <= (n + 10) u |A|, which moves K by at most
  * max|f''| |E|, and the products around it round by (n + 10) u; with r the rounding of the stored result
+ *
  *     |out - reference|  <=  4 (n + 10) u (|A| max|f''| + max|f'|) |G|  +  r |out|
+ *
  * in Frobenius norms. */
 #include <float.h>
 
@@ -18,7 +20,7 @@ typedef struct function {
     double power, eps;
     int32_t root; /* 0 for a power */
     double relative_eps;
-    double condition; /* of the matrices it is tried on; negative: every second eigenvalue is */
+    double condition; /* of its input matrices; negative: every second eigenvalue is */
 } function;
 
 static const function functions[] = {
@@ -60,7 +62,7 @@ static double damping_of(const function *f, double largest)
     return fmax(f->eps, f->relative_eps * largest);
 }
 
-/* f(w), its derivative or its second one; flat below zero for a power, which clamps there. */
+/* f(w), its first or second derivative; flat below zero for a power, which clamps there. */
 static long double value(const function *f, double damping, double w, int derivative)
 {
     long double p = f->root == 0 ? (long double)f->power : -1.0L / f->root;
@@ -204,8 +206,7 @@ static void symmetric_part(const double *grad, double factor, double *out)
     }
 }
 
-/* A multiple of the identity, exactly and up to the last few bits, where a quotient of differences has no digit
- * right. */
+/* A multiple of the identity, exactly and up to the last few bits, where a difference quotient has no correct digit. */
 TEST(equal_eigenvalues)
 {
     static const double apart[] = {0.0, 1e-15, 1e-12, 1e-9};
@@ -227,8 +228,8 @@ TEST(equal_eigenvalues)
     }
 }
 
-/* Where several eigenvalues are the largest, each has its share in the relative damping, so that the gradient does not
- * depend on which basis of their space the eigensolver chose. */
+/* If several eigenvalues are the largest, each contributes to the relative damping, so that the gradient does not
+ * depend on the eigensolver's basis of their space. */
 TEST(equal_largest_eigenvalues)
 {
     const function f = {.root = 2, .relative_eps = 0.25};
@@ -278,7 +279,7 @@ TEST(low_rank)
     check_close(out, expected, 1e-7);
 }
 
-/* Far apart and extreme: no overflow on the way to a finite result. */
+/* Far apart and extreme: no intermediate overflow. */
 TEST(wide_spectra)
 {
     static const double powers[] = {-2.0, -0.25, 0.5, 3.0};
@@ -309,7 +310,7 @@ TEST(wide_spectra)
 
 /* --- bad numbers ------------------------------------------------------------------------------------------------- */
 
-/* What is not finite in the gradient above is nobody's error: it comes out below. */
+/* Non-finite gradients are not an error and propagate. */
 TEST(gradients_that_are_not_finite)
 {
     const function f = {.power = -0.5, .eps = 0.1};

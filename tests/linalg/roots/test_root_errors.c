@@ -1,13 +1,13 @@
-/* What tch_root_config.tolerance promises, on spectra that are hard for it: of low rank, so that the damped null space
- * makes up nearly all of the root, of few values, graded, and tiny as a whole; by every method the device has, with
- * dampings around those at which the arithmetic changes. A result is within
+/* The guarantee of tch_root_config.tolerance on difficult spectra: of low rank, so that the damped null space dominates
+ * the root, of few values, graded, and tiny as a whole; by every method of the device, with dampings around those at
+ * which the arithmetic changes. A result is within
  *
  *     max(tolerance, (n + 10) u64 (kappa / p + 1)) + u
  *
- * relative to the root's norm, or it is reported or refused: u64 is float64's unit roundoff, the second term what a
- * stable eigensolver in float64 leaves, kappa the condition number after damping, and u the rounding to the tensor's
- * type. Nothing is given up needlessly either: where the second term is far below the tolerance every method has to
- * deliver, unless it says beforehand that it cannot. */
+ * relative to the root's norm, or it is reported or rejected: u64 is float64's unit roundoff, the second term the error
+ * of a stable eigensolver in float64, kappa the condition number after damping, and u the rounding to the tensor's
+ * type. If the second term is far below the tolerance every method must succeed, unless it rejects the call
+ * beforehand. */
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
@@ -25,8 +25,8 @@ typedef enum spectrum_kind {
     RANK_HALF,
     TWO_VALUES,
     THREE_VALUES,
-    GRADED,     /* in equal ratios to 1e-6 */
-    STEEP,      /* to 1e-12, where rounding the matrix has decided the smallest */
+    GRADED,     /* geometric, to 1e-6 */
+    STEEP,      /* to 1e-12, the smallest dominated by rounding of the matrix */
     TINY,       /* graded, of size 1e-30 */
     LARGE,      /* graded, of size 1e15 */
     EQUAL,      /* a multiple of the identity */
@@ -85,7 +85,7 @@ typedef struct trial {
     tch_dtype dtype;
     int64_t n;
     test_tensor *a;
-    double kappa; /* of what is damped */
+    double kappa; /* of the damped matrix */
 } trial;
 
 static void name_case(const trial *t, const char *kind, int32_t root, const tch_root_config *how)
@@ -94,7 +94,7 @@ static void name_case(const trial *t, const char *kind, int32_t root, const tch_
               tch_dtype_name(t->dtype), root, tch_root_method_name(how->method), how->relative_eps, how->tolerance);
 }
 
-/* NULL where nothing was written, because the matrix was reported or, in *refused, because the call was. */
+/* NULL if nothing was written, because the matrix was reported or, in *refused, because the call failed. */
 static double *take_root(const trial *t, int32_t root, const tch_root_config *how, bool *refused)
 {
     const int64_t shape[] = {t->n, t->n};
@@ -115,7 +115,7 @@ static void check_promise(const trial *t, int32_t root, const tch_root_config *h
 {
     int64_t size = t->n * t->n;
     double tolerance = how->tolerance > 0.0 ? how->tolerance : t->dtype.bits == 64 ? 1e-9 : 1e-3;
-    double least = (double)(t->n + 10) * 0x1p-53 * (t->kappa / root + 1.0); /* of float64, whatever is done */
+    double least = (double)(t->n + 10) * 0x1p-53 * (t->kappa / root + 1.0); /* of float64 in any case */
     double bound = fmax(tolerance, least) + test_unit_roundoff(t->dtype);
     bool refused;
     double *x = take_root(t, root, how, &refused);
@@ -135,8 +135,8 @@ typedef struct settings {
     double damping[6], tolerance[2];
 } settings;
 
-/* Rounding to float32 moves an eigenvalue below zero too far. Products and poles are made for a spectrum that damping
- * has lifted above zero, and where there is a report `auto` turns to the eigen method on the CPU alone. */
+/* Rounding to float32 moves an eigenvalue too far below zero. Products and poles are for a spectrum that damping has
+ * lifted above zero, and with a report `auto` falls back to the eigen method on the CPU only. */
 static bool serves_below_zero(const trial *t, tch_root_method method)
 {
     return t->dtype.bits == 64 && (method == TCH_ROOT_EIGEN || (method == TCH_ROOT_AUTO && test_on_cpu()));
@@ -175,7 +175,7 @@ static void check_spectrum(tch_context *context, const settings *s, spectrum_kin
     }
 }
 
-/* Of float32 around the dampings from which on each method computes in it, then with tighter tolerances; of float64. */
+/* Float32, around the dampings at which each method switches to it, then with tighter tolerances; float64. */
 TEST(promises_for_every_spectrum)
 {
     static const settings rows[] = {
@@ -188,7 +188,7 @@ TEST(promises_for_every_spectrum)
     }
 }
 
-/* Steps in a type narrower than the matrices', in matrices too large for one launch. */
+/* Steps in a type narrower than the matrices', for matrices too large for one launch. */
 TEST(looser_tolerances)
 {
     const settings s = {TCH_FLOAT64, 136, 2, 2, {1e-2, 1e-4}, {1e-1, 1e-2}};
@@ -196,7 +196,7 @@ TEST(looser_tolerances)
     check_spectrum(*state, &s, BELOW_ZERO);
 }
 
-/* --- large matrices of low rank, whose roots are known exactly --------------------------------------------------- */
+/* --- large matrices of low rank with exactly known roots --------------------------------------------------------- */
 
 /* A = G G' with G n by r and of small integers is exact in float32. With G'G = W S W', r by r, and U = G W S^(-1/2),
  * the root is d^(-1/p) I + U ((S + d)^(-1/p) - d^(-1/p)) U'. */
@@ -290,7 +290,7 @@ TEST(large_matrices_of_low_rank)
     check_low_rank(*state, 2048, 8, 4, TCH_ROOT_AUTO, dampings + 5, 1);
 }
 
-/* Above 512 rows a GPU goes another way; this one is small enough for an emulated GPU, too. */
+/* Above 512 rows a GPU uses another algorithm; this one is small enough for an emulated GPU, too. */
 TEST(roots_beyond_a_block)
 {
     static const double damping = 1e-6;
@@ -300,14 +300,14 @@ TEST(roots_beyond_a_block)
     }
 }
 
-/* --- starts that miss the largest eigenvalue --------------------------------------------------------------------- */
+/* --- initial vectors that miss the largest eigenvalue ------------------------------------------------------------ */
 
-/* Roots of many random matrices of low rank by the Newton method, whose polynomials hold only up to the bound they are
- * given. What is looked for is rare: a start of the iteration for the largest eigenvalue with next to nothing along its
- * eigenvector, which settles on the second largest. The damping is far above rounding: every root must be good. */
+/* Roots of many random matrices of low rank by the Newton method, whose polynomials hold only up to the given bound.
+ * The case is rare: an initial vector with almost no component along the largest eigenvalue's eigenvector, so that the
+ * iteration converges to the second largest. The damping is far above rounding: every root must be good. */
 enum { MATRICES = 2000 };
 
-/* One G G' after the other, G [n, rank] normal. */
+/* G G' for random G [n, rank], one after the other. */
 static double *many_low_rank(int64_t n, int64_t rank, test_random *random)
 {
     double *values = test_alloc((size_t)(MATRICES * n * n) * sizeof *values);
@@ -353,7 +353,7 @@ TEST(every_root_is_good)
 
 enum { SIZE = 64 };
 
-/* The start of the iteration, and beside it u with 3e-5 along it, both of length 1. */
+/* The iteration's initial vector, and u with a component of 3e-5 along it, both of length 1. */
 static void start_and_other(double *start, double *u)
 {
     uint64_t bits = 0x853C49E6748FEA9Bu;
@@ -373,8 +373,8 @@ static void start_and_other(double *start, double *u)
     }
 }
 
-/* The largest eigenvalue, 1.05, belongs to u, and the start is nearly the eigenvector of the next, 1: its residual of
- * 1.5e-6 passes unless a tight tolerance asks for less. Scaled by 1 the root would diverge. */
+/* The largest eigenvalue, 1.05, belongs to u, and the initial vector is nearly the eigenvector of the next, 1: its
+ * residual of 1.5e-6 is accepted unless a tight tolerance requires less. Scaled by 1 the root would diverge. */
 TEST(a_tight_tolerance_finds_what_the_start_hides)
 {
     const int64_t shape[] = {SIZE, SIZE};
@@ -396,6 +396,6 @@ TEST(a_tight_tolerance_finds_what_the_start_hides)
     CHECK(take_root(&t, 4, &config, &refused) != NULL, "the root was refused or reported");
 }
 
-/* A second argument names the one test to run. */
+/* A second argument names a single test to run. */
 
 TEST_MAIN(test_open_context, test_close_context)

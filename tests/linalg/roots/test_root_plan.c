@@ -1,6 +1,6 @@
-/* What a root may be off by when it is let pass. First by the plan alone: a table with the rates of a GPU stands before
- * the one of the CPU, and nothing is computed. Then by the verdict on roots of a backend that are off by a known
- * amount in known directions: twice the tolerance is refused wherever it sits, and nine tenths of it pass. */
+/* The accepted error of a root. First of the plan alone: a table with the rates of a GPU wraps the CPU's, and nothing
+ * is computed. Then of the check of roots with a known error in known directions: twice the tolerance is rejected in
+ * any direction, nine tenths of it are accepted. */
 #include "support/backend/table_copy.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"
@@ -33,8 +33,8 @@ static double error_at(tch_context *context, double relative_eps)
     return plan.error;
 }
 
-/* The figures are those of root_plan.c: at low = 1e-6 good roots showed residuals up to 0.057, which is up to 0.028 in
- * the bound on the error, at large low rounding shows nothing, and above 0.2 / root a root is nonsense. */
+/* The figures of root_plan.c: at low = 1e-6 good roots showed residuals up to 0.057, which is up to 0.028 in the bound
+ * on the error, at large low rounding is invisible, and above 0.2 / root a root is wrong. */
 TEST(plans_allow_for_rounding)
 {
     test_case("errors by damping");
@@ -46,14 +46,14 @@ TEST(plans_allow_for_rounding)
     CHECK(error <= 0.05, "at 1e-8 %g is accepted", error);
 }
 
-/* --- roots that are off by a known amount ------------------------------------------------------------------------ */
+/* --- roots with a known error ------------------------------------------------------------------------------------ */
 
 enum { SIZE = 48 };
 
-/* Where the error of a root sits, in terms of the eigenvectors of the matrix. */
+/* The direction of a root's error, in terms of the eigenvectors of the matrix. */
 typedef enum error_place {
     EVERYWHERE, /* the same fraction of X in every direction */
-    SMALLEST,   /* the direction of the smallest eigenvalue alone */
+    SMALLEST,   /* only the direction of the smallest eigenvalue */
     LARGEST,
     BETWEEN, /* between the smallest and the largest: symmetric, and not a function of the matrix */
     NOISE,   /* random and symmetric */
@@ -71,7 +71,7 @@ typedef struct wrong_root {
 
 static wrong_root wrong; /* of the next call */
 
-/* e in the basis of the eigenvectors, whose columns ascend with the eigenvalues; f are the eigenvalues of X. */
+/* e in the basis of the eigenvectors, in columns with ascending eigenvalues; f are the eigenvalues of X. */
 static void fill_error(const double *f, double *e)
 {
     wrong_root *w = &wrong;
