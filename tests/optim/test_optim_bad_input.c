@@ -1,5 +1,5 @@
-/* Bad input to optimizers. Every refusal has its status, names what was wrong and, for a number, gives its value; and
- * after all of them the optimizer goes on as the reference does, because nothing has changed. */
+/* Invalid input to optimizers. Every call returns its status, names the error and, for a number, its value; afterwards
+ * the optimizer continues like the reference, since nothing has changed. */
 #include <limits.h>
 
 #include "support/bad_input.h"
@@ -39,7 +39,7 @@ static void refuse_argument(tch_status got, const char *name)
     test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, name);
 }
 
-/* After all that was refused: the optimizer goes on as its references do. */
+/* After all rejected calls the optimizer continues like its references. */
 static void go_on(trial *t, double tolerance)
 {
     trial_steps(t, STEPS);
@@ -51,7 +51,7 @@ static void go_on(trial *t, double tolerance)
 
 #define FIELD(member) TEST_FIELD(tch_optim_config, member)
 
-/* The mark: whether the number may change between steps. */
+/* Whether the number may change between steps. */
 static const test_range ranges[] = {
     {FIELD(lr), 1, 4, {-1e-3, NAN, INFINITY, -INFINITY}},
     {FIELD(weight_decay), 1, 3, {-0.1, NAN, INFINITY}},
@@ -99,10 +99,10 @@ static const test_range ranges[] = {
     {FIELD(memory.master_weights), 0, 2, {-1, 2}},
     {FIELD(memory.stochastic_rounding), 0, 2, {-1, 2}},
     {FIELD(numerics.nonfinite), 0, 2, {-1, 3}},
-    {FIELD(memory.budget), 0, 3, {-1, 9.2e18, -0x1p33}}, /* a number of 64 bits is looked at as one */
+    {FIELD(memory.budget), 0, 3, {-1, 9.2e18, -0x1p33}}, /* compared as a 64-bit number */
 };
 
-/* A value that is too large is not answered with a least one that it is above, nor the other way round. */
+/* A value above the maximum does not report the minimum, nor the other way round. */
 static void check_range_told(double value)
 {
     const char *told = tch_last_error();
@@ -112,7 +112,7 @@ static void check_range_told(double value)
           "%g is too small, and the message does not say for what: %s", value, told);
 }
 
-/* Refused when an optimizer is made; none is returned. */
+/* Rejected on creation; returns no optimizer. */
 static void refuse_create(tch_context *context, const tch_optim_config *c, int32_t count, const tch_parameter *entries,
                           tch_status expected, const char *name)
 {
@@ -140,7 +140,7 @@ TEST(options_out_of_range)
     }
 }
 
-/* What only the combination shows. */
+/* Invalid combinations. */
 TEST(options_that_do_not_go_together)
 {
     static const struct {
@@ -173,7 +173,7 @@ TEST(options_that_do_not_go_together)
     }
 }
 
-/* A value in range that is not the one there is. */
+/* A valid value other than the current one. */
 static double another_value(const tch_optim_config *c, const test_field *f)
 {
     double now = test_field_get(c, f);
@@ -183,7 +183,7 @@ static double another_value(const tch_optim_config *c, const test_field *f)
     return f->type == FIELD_INT64 || now == 0 || now == 5 ? now + 1 : now == -1 ? 3 : 0;
 }
 
-/* Every field that is not marked (step) is refused when it changes; and bad values of the others are. */
+/* Fields not marked (step) must not change; and invalid values of the others are rejected. */
 TEST(changes_that_are_refused)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
@@ -211,7 +211,7 @@ TEST(changes_that_are_refused)
     }
 }
 
-/* Numbers for which nothing was kept when the optimizer was made. */
+/* Hyperparameters that need state which was not allocated on creation. */
 TEST(numbers_that_begin_at_zero)
 {
     static const struct {
@@ -257,7 +257,7 @@ TEST(parameters_that_are_not_dense)
     }
 }
 
-/* The same memory, or its last element, or a part inside; and names that are taken. */
+/* The same memory, its last element, or a part inside; and names in use. */
 TEST(parameters_that_share)
 {
     const int64_t size[] = {4, 5};
@@ -282,7 +282,7 @@ TEST(parameters_that_share)
     refuse_parameters(context, 2, named, TCH_ERR_INVALID_ARGUMENT, "w");
 }
 
-/* No parameters at all, then some: a group may be empty, and a step without gradients takes nothing. */
+/* No parameters at first, then some: a group may be empty, and a step without gradients does nothing. */
 TEST(optimizers_without_parameters)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
@@ -299,7 +299,7 @@ TEST(optimizers_without_parameters)
     }
 }
 
-/* A group that is refused leaves the optimizer as it was. */
+/* A rejected group leaves the optimizer unchanged. */
 TEST(groups_that_are_refused)
 {
     trial t;
@@ -331,11 +331,11 @@ TEST(groups_that_are_refused)
     go_on(&t, 1e-10);
 }
 
-/* --- tensors with a flaw ----------------------------------------------------------------------------------------- */
+/* --- invalid tensors --------------------------------------------------------------------------------------------- */
 
 typedef enum role { PARAMETER, MOVED_PARAMETER, GRADIENT, GRAD_SCALE, FOUND_INF, LEARNING_RATE } role;
 
-/* The status of a call with the tensor in this role, where every other argument is good. */
+/* The status of a call with the tensor in this role and valid other arguments. */
 static tch_status give_tensor(trial *t, role role, tch_tensor *tensor)
 {
     const tch_tensor *gradients[SHAPES];
@@ -433,7 +433,7 @@ TEST(broken_tensors)
     go_on(&t, 1e-5);
 }
 
-/* float64 takes its own type only, and half types theirs. */
+/* float64 accepts only its own type, and so do half types. */
 TEST(gradients_of_other_types)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
@@ -561,7 +561,7 @@ TEST(missing_arguments)
     go_on(&t, 1e-10);
 }
 
-/* A view of the state is good as long as the optimizer, whatever is added to it. */
+/* A view of the state is valid as long as the optimizer, even if groups are added. */
 TEST(views_of_the_state_stay)
 {
     trial t;
@@ -578,9 +578,9 @@ TEST(views_of_the_state_stay)
     trial_close(&t);
 }
 
-/* --- checkpoints of something else ------------------------------------------------------------------------------- */
+/* --- checkpoints of other runs ----------------------------------------------------------------------------------- */
 
-/* What an optimizer saves after some steps. */
+/* An optimizer's checkpoint after some steps. */
 static void save_trained(tch_context *context, const tch_optim_config *c, int32_t steps, const char *path)
 {
     trial t;
@@ -591,8 +591,7 @@ static void save_trained(tch_context *context, const tch_optim_config *c, int32_
     trial_close(&t);
 }
 
-/* Refused, by the name of what is wrong where that is given, and the optimizer that refused it goes on as if nothing
- * had been tried. */
+/* Rejected, naming the error if given, and the optimizer continues unaffected. */
 static void refuse_checkpoint(tch_context *context, const tch_optim_config *c, int32_t count, const trial_shape *with,
                               const char *prefix, const char *path, const char *name)
 {
@@ -618,7 +617,7 @@ TEST(checkpoints_of_something_else)
 {
     static const trial_shape changed[] = {
         {.ndim = 2, .shape = {6, 6}}, {.ndim = 1, .shape = {12}}, {.ndim = 2, .shape = {5, 5}, .order = {1, 0}}};
-    /* The kinds and an option of the one that saves, then of the one that loads. */
+    /* The kind and an option of the saved optimizer, then of the loading one. */
     static const struct {
         const char *what;
         tch_optim_kind saved_kind, kind;
@@ -651,7 +650,7 @@ TEST(checkpoints_of_something_else)
     }
 }
 
-/* Numbers that were never counted, on the host or on the device: they would change the training, or overflow. */
+/* Invalid counts, on the host or on the device: they would change the training, or overflow. */
 TEST(numbers_that_cannot_be)
 {
     static const int64_t counts[] = {-1, -5, INT64_MAX, INT64_MIN, ((int64_t)1 << 53) + 1};
@@ -668,7 +667,7 @@ TEST(numbers_that_cannot_be)
         {"optimizer/counts", -1, trouble, TEST_COUNT(trouble)},
         {"optimizer/parameter0/step", 0, clocks, TEST_COUNT(clocks)},
     };
-    /* As text they can be anything; a cast to an integer would make of them whatever the processor does. */
+    /* As text they can be anything; a cast to an integer would be undefined. */
     static const struct {
         const char *key, *text;
     } settings[] = {

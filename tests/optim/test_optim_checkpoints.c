@@ -1,6 +1,5 @@
-/* Checkpoints of optimizers: a training that is resumed goes on bit for bit, from a file and from state that a caller
- * keeps himself, tensors copied by hand and counts; and files that are loaded into an optimizer unlike the one that
- * wrote them. */
+/* Checkpoints of optimizers: a resumed run continues bitwise, from a file and from state copied by the caller, tensors
+ * and counts; and files loaded into an optimizer with other options. */
 #include "support/files.h"
 #include "support/messages.h"
 #include "support/optim/optim_trial.h"
@@ -11,8 +10,8 @@
 #define MOST_STATES 256
 #define MOST_COUNTS 64
 
-/* Several of one class, of which the first four are determined in SOAP too; blocks with a ragged edge, a scalar, an
- * embedding, a convolution, a vector that is large enough for moments in less than float32. */
+/* Several of one class, of which the first four are determined in SOAP too; blocks with a partial edge, a scalar, an
+ * embedding, a convolution, a vector large enough for compressed moments. */
 static const trial_shape shapes[] = {
     {.ndim = 2, .shape = {8, 8}},
     {.ndim = 2, .shape = {8, 8}},
@@ -27,13 +26,13 @@ static const trial_shape shapes[] = {
 #define SHAPES ((int32_t)TEST_COUNT(shapes))
 #define DETERMINED 4
 
-/* --- resumed to the bit ------------------------------------------------------------------------------------------ */
+/* --- bitwise resume ---------------------------------------------------------------------------------------------- */
 
 typedef struct resume_case {
     const char *what;
     int32_t narrow, master, stochastic, by_hand;
     tch_state_dtype moments;
-    double drift; /* 0: refreshes by a fixed period */
+    double drift; /* 0: refreshes at a fixed interval */
 } resume_case;
 
 static const resume_case cases[] = {
@@ -62,7 +61,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
     return c;
 }
 
-/* The state goes from the trial's optimizer to a fresh one by copies of its tensors and its counts. */
+/* Copies the state's tensors and counts to a new optimizer. */
 static void replace_by_hand(trial *t, const tch_optim_config *config)
 {
     tch_tensor *tensors[MOST_STATES];
@@ -90,7 +89,7 @@ static void replace_by_hand(trial *t, const tch_optim_config *config)
     }
 }
 
-/* By a file, into an optimizer that was made with another rate and another seed. */
+/* Through a file, to an optimizer with another learning rate and seed. */
 static void replace_by_file(trial *t, const tch_optim_config *config)
 {
     tch_optim_config other = *config;
@@ -102,7 +101,7 @@ static void replace_by_file(trial *t, const tch_optim_config *config)
     CHECK_OK(trial_load(t, path));
 }
 
-/* The first has every gradient, the second misses the first and then some, the third begins after the checkpoint. */
+/* The first has every gradient, the second misses some, the third begins after the checkpoint. */
 static void take_step(trial *t, int step)
 {
     t->parameters[1].missing = step % 5 == 0;
@@ -144,7 +143,7 @@ TEST(training_is_resumed_bit_for_bit)
     trial_for_every_kind(*state, "resumed", resume);
 }
 
-/* Back to an earlier state in the same optimizer, whose learning rate has changed since: the same steps again. */
+/* Restores an earlier state in the same optimizer, whose learning rate has changed since: the same steps again. */
 static void rewind_training(tch_context *context, tch_optim_kind kind)
 {
     trial t[2];
@@ -205,7 +204,7 @@ TEST(counts_are_what_happened)
     trial_close(&t);
 }
 
-/* Each factor of a ragged parameter keeps the number it was given. */
+/* Each factor of a parameter with partial blocks keeps its count. */
 TEST(trouble_comes_back)
 {
     trial t;
@@ -248,10 +247,10 @@ TEST(wrong_counts_are_refused)
     trial_close(&t);
 }
 
-/* --- files of others --------------------------------------------------------------------------------------------- */
+/* --- other optimizers' files ------------------------------------------------------------------------------------- */
 
-/* An optimizer of these options that goes on from another's checkpoint, in which settings were changed or, where their
- * text is NULL, left out. */
+/* Loads a checkpoint of an optimizer with other options, with some settings changed or, if their text is NULL,
+ * removed. */
 static void load_changed(trial *t, const tch_optim_config *config, int count, const char *const (*changes)[2])
 {
     const char *paths[] = {test_path("saved.safetensors"), test_path("changed.safetensors")};
@@ -265,8 +264,8 @@ static void load_changed(trial *t, const tch_optim_config *config, int count, co
     CHECK_OK(trial_load(t, paths[count % 2]));
 }
 
-/* What is of this machine and not of the training stays the optimizer's own, and so does what a file of an earlier
- * version does not have. */
+/* Settings of the machine rather than the run are not loaded, nor are settings missing in a file of an earlier
+ * version. */
 TEST(checkpoints_leave_other_options)
 {
     static const char *const later[][2] = {
@@ -293,13 +292,13 @@ TEST(checkpoints_leave_other_options)
     trial_close(&t);
 }
 
-/* Saved where a schedule has lr at 0, the ratio of AdamW's rate goes on. A file of a version that kept none leaves that
- * which the optimizer was made with; where a rate was not given, it was lr itself then, and goes on so. */
+/* Saved while a schedule has lr = 0, the ratio of AdamW's rate is restored. A file of a version without it leaves the
+ * optimizer's own; a rate that was not given equaled lr then, and still does. */
 TEST(checkpoints_keep_the_ratio)
 {
     static const struct {
         const char *what;
-        double adamw_lr, lr; /* of the one that loads */
+        double adamw_lr, lr; /* of the loading optimizer */
         int changes;
         const char *change[1][2];
     } cases[] = {{"a ratio", 0.007, 0.5, 0, {{NULL, NULL}}},

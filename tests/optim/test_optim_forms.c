@@ -1,14 +1,12 @@
-/* The forms in which factors and roots are kept: whole, as lower triangles (packed_factors), and Shampoo's roots in
- * bfloat16 (root_dtype). Triangles are the numbers that whole matrices would hold: what an optimizer comes to is
- * bitwise-identical, with every kind of block and in as many parts as its memory allows. A root in bfloat16 is the
- * nearest to the one that float32 would keep, and steps multiply by exactly that. Checkpoints of any form are read by
- * any other. Beside that: float64 parameters, and a backend that cannot pack. The tests of Shampoo and SOAP
- * have packed rows beside float64 references.
+/* Storage of factors and roots: full, as lower triangles (packed_factors), and Shampoo's roots in bfloat16
+ * (root_dtype). Triangles contain the same numbers as full matrices: results are bitwise identical, for every kind of
+ * block and any number of chunks. A bfloat16 root is the float32 one rounded to nearest, and steps multiply by exactly
+ * that. Checkpoints of any form load into any other. Also float64 parameters, and a backend without `pack`. The tests
+ * of Shampoo and SOAP compare packed rows with float64 references.
  *
- * Factors do not depend on roots, so that two optimizers with the same gradients have the same ones. On a GPU libraries
- * choose kernels by how many matrices there are, which differs, and by how they are aligned. With `world_invariant` it
- * is one at a time, and with sizes that are multiples of 4 all lie at multiples of 16 bytes: so bits are compared there
- * too. */
+ * Factors do not depend on roots, so two optimizers with the same gradients have the same ones. On a GPU libraries
+ * choose kernels by batch size, which differs, and by alignment. With `world_invariant` it is one at a time, and with
+ * sizes that are multiples of 4 everything is aligned to 16 bytes: so bits are compared there too. */
 #include "core/context.h"
 #include "core/status.h"
 #include "support/backend/table_copy.h"
@@ -18,7 +16,7 @@
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
-/* Several blocks of a size, blocks cut both ways, a middle dimension, a vector, one that has no factors. */
+/* Several blocks of a size, blocks cut in both dimensions, a middle dimension, a vector, one without factors. */
 static const trial_shape odd[] = {
     {.ndim = 2, .shape = {24, 17}, .gradient = LAYOUT_ROW_GAPS},
     {.ndim = 2, .shape = {24, 17}},
@@ -42,7 +40,7 @@ typedef struct kept_form {
     tch_state_dtype roots;
 } kept_form;
 
-/* SOAP, which has no roots, has the first two. */
+/* SOAP, without roots, has the first two. */
 static const kept_form forms[] = {
     {"whole", 0, TCH_STATE_FLOAT32},
     {"packed", 1, TCH_STATE_FLOAT32},
@@ -63,7 +61,7 @@ static const trial_option options[] = {
     {.name = NULL},
 };
 
-/* Roots of the first step alone. */
+/* Roots of the first step only. */
 static const trial_option once[] = {{"once", {SET(shampoo.precondition_frequency, 1000)}}};
 
 static tch_optim_config config_of(tch_optim_kind kind, const trial_option *option, const kept_form *form)
@@ -82,7 +80,7 @@ static tch_optim_config config_of(tch_optim_kind kind, const trial_option *optio
     return c;
 }
 
-/* Two trials of one kind, which draw the same gradients. */
+/* Two trials of one kind with the same gradients. */
 static void open_both(tch_context *context, trial *a, trial *b, tch_dtype dtype, const tch_optim_config *of_a,
                       const tch_optim_config *of_b)
 {
@@ -104,7 +102,7 @@ static void close_both(trial *a, trial *b)
     trial_close(b);
 }
 
-/* A root or factor as a whole matrix, whatever it is kept as, and its size. */
+/* A root or factor as a full matrix, however it is stored, and its size. */
 static double *matrix_of(const trial *t, const char *name, int64_t *n)
 {
     const tch_tensor *kept = trial_state(t, name);
@@ -124,7 +122,7 @@ static double *matrix_of(const trial *t, const char *name, int64_t *n)
     return whole;
 }
 
-/* The nearest number of eight significant bits, ties to even. */
+/* Rounds to eight significant bits, ties to even. */
 static double to_bfloat16(double value)
 {
     int exponent;
@@ -137,7 +135,7 @@ static bool is_narrow(const trial *t)
     return t->configs[0].memory.root_dtype == TCH_STATE_BFLOAT16 && t->dtype.bits != 64;
 }
 
-/* Matrices of `a` beside those of `b`, which has roots rounded where it alone does. Returns how many there are. */
+/* Compares matrices of `a` with those of `b`, whose roots are rounded if only it rounds. Returns their number. */
 static int check_matrices(const trial *a, const trial *b)
 {
     int matrices = 0;
@@ -188,8 +186,8 @@ static void compare_forms(tch_context *context, tch_optim_kind kind, tch_dtype d
     close_both(&whole, &other);
 }
 
-/* On a GPU a product of a column and a row in float64 need not be symmetric to the last bit, and of a vector's factor
- * most of SOAP's basis is made of such bits. */
+/* On a GPU an outer product in float64 need not be bitwise symmetric, and most of SOAP's basis of a vector's factor is
+ * determined by such bits. */
 TEST(the_numbers_are_the_same)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_BFLOAT16};
@@ -207,7 +205,7 @@ TEST(the_numbers_are_the_same)
     }
 }
 
-/* Writes the roots that `from` keeps into the float32 roots of `to`. */
+/* Copies the stored roots of `from` to the float32 roots of `to`. */
 static void hand_over_roots(const trial *from, const trial *to)
 {
     for (int32_t i = 0; i < tch_optimizer_state_count(to->optimizer); i++) {
@@ -239,7 +237,7 @@ TEST(steps_multiply_by_what_is_kept)
     close_both(&whole, &rounded);
 }
 
-/* Every form reads what every other has saved; where nothing is rounded it goes on as the one that saved. */
+/* Every form loads every other; without rounding it continues like the saved one. */
 static void exchange(tch_context *context, tch_optim_kind kind, const kept_form *from, const kept_form *to)
 {
     trial a;
@@ -270,7 +268,7 @@ TEST(checkpoints_are_exchanged)
     }
 }
 
-/* Refused by a backend that cannot pack; and not to be changed later. */
+/* Rejected by a backend without `pack`; and fixed after creation. */
 TEST(a_backend_that_cannot_pack)
 {
     static const char *const words[] = {"packed_factors", "root_dtype is bfloat16"};
@@ -299,12 +297,12 @@ TEST(a_backend_that_cannot_pack)
 
 /* --- blocks in float16 -------------------------------------------------------------------------------------------- */
 
-/* Shampoo's and SOAP's blocks in float16 where a backend takes them: the bits are those of blocks of float32, of which
- * copies are made later, with and without a filter, with a refresh in a step and without one, whatever lies transposed.
- * The other way is had by a table whose `gather` is told of factors in float64, which no product in float16 writes; the
- * notes that copies are scaled by are made all the same. Backends that keep the type come to the same twice. */
+/* Float16 blocks of Shampoo and SOAP, on backends that support them: bitwise equal to float32 blocks converted later,
+ * with and without filtering and refreshes, in any layout. The other path is forced by a table whose `gather` claims
+ * float64 factors, which no float16 product writes; scales of the copies are computed in any case. Backends that keep
+ * the type run the same path twice. */
 
-/* Sizes and numbers of which a GPU of 132 multiprocessors takes both factors and both roots. */
+/* Sizes and numbers for which a GPU of 132 multiprocessors has kernels for both factors and both roots. */
 static const trial_shape large[] = {
     {.ndim = 2, .shape = {1024, 1032}},
     {.ndim = 2, .shape = {1024, 1032}, .gradient = LAYOUT_ROW_GAPS},
@@ -340,7 +338,7 @@ static const trial_option soap_blocks[] = {
 
 static table_copy table;
 static const tch_backend *real;
-static int written; /* times that blocks had a type of the backend's */
+static int written; /* blocks stored in the backend's type */
 
 static tch_status gather_with_sides(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen)
 {

@@ -1,6 +1,5 @@
-/* Several matrices in one tensor: experts by batch_dims, Q, K and V or heads by cuts. Beside an optimizer that has each
- * of them as a parameter of its own, with the same numbers: they are the same blocks in the same batches, so every bit
- * is equal, on a GPU too. */
+/* Several matrices in one tensor: experts by batch_dims; Q, K and V or heads by cuts. Compared with an optimizer that
+ * has each as its own parameter: they form the same blocks in the same batches, so every bit is equal, on a GPU too. */
 #include "support/bad_input.h"
 #include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
@@ -15,7 +14,7 @@ typedef struct stack {
     int64_t shape[5];
     int32_t batch_dims, cut_count;
     int64_t cuts[4];
-    /* the matrices by themselves */
+    /* the separate matrices */
     int32_t own_ndim;
     int64_t own_rest[4]; /* the dimensions after the first */
     int32_t matrices;
@@ -46,7 +45,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
     c.lr = 0.05;
     c.weight_decay = 0.1;
     c.shampoo.max_preconditioner_dim =
-        kind == TCH_OPTIM_SOAP ? 14 : 7; /* SOAP leaves a matrix whose sides are longer */
+        kind == TCH_OPTIM_SOAP ? 14 : 7; /* SOAP uses AdamW for matrices with longer sides */
     c.shampoo.precondition_frequency = 2;
     c.shampoo.start_preconditioning_step = 1;
     return c;
@@ -134,7 +133,7 @@ TEST(equal_to_parameters_of_their_own)
     }
 }
 
-/* Every option that looks at the shape of a matrix. */
+/* Every option that depends on a matrix's shape. */
 TEST(options_go_by_the_matrix)
 {
     for (int lr = 0; lr < 3; lr++) {
@@ -153,14 +152,14 @@ TEST(options_go_by_the_matrix)
         for (size_t i = 0; i < TEST_COUNT(stacks); i++) {
             bool merges_first = merged && strcmp(stacks[i].what, "convolutions") == 0;
             test_case("%s, merged %d", stacks[i].what, merged);
-            if (!merges_first) { /* 8 x 3 x 2 x 2 of its own might become one dimension less */
+            if (!merges_first) { /* 8 x 3 x 2 x 2 alone might merge a dimension */
                 check_stack(*state, &stacks[i], TCH_FLOAT64, &c);
             }
         }
     }
 }
 
-/* A checkpoint names blocks by their number in the tensor. */
+/* A checkpoint names blocks by their index in the tensor. */
 TEST(state_is_numbered)
 {
     twins t;

@@ -1,8 +1,8 @@
-/* Memory of optimizers: what is forecast is what is taken, a budget is kept, a steady state allocates nothing on either
- * side, and an allocation that fails leaves everything as it was, or an optimizer that says it failed.
+/* Memory of optimizers: forecasts equal allocations, budgets are kept, a steady state allocates nothing on host or
+ * device, and a failed allocation changes nothing or marks the optimizer as failed.
  *
- * Host allocations are counted and refused through support/fakes/counting_allocator.c, which on the CPU is all memory
- * there is; the state's own memory also through tch_state_allocator, on every device. */
+ * Host allocations are counted and made to fail through support/fakes/counting_allocator.c, which covers all memory on
+ * the CPU; the state's memory also through tch_state_allocator, on every device. */
 
 #include <torchium/amp.h>
 
@@ -20,7 +20,7 @@ static const trial_shape shapes[] = {
     {.ndim = 3, .shape = {3, 4, 5}, .order = {2, 0, 1}},
     {.ndim = 2, .shape = {12, 10}, .gradient = LAYOUT_ROW_GAPS},
     {.ndim = 0},
-    {.ndim = 1, .shape = {4999}}, /* large enough for moments in less than float32 */
+    {.ndim = 1, .shape = {4999}}, /* large enough for compressed moments */
 };
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
 
@@ -29,7 +29,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
     tch_optim_config c = test_optim_defaults(kind);
     c.lr = 0.01;
     c.shampoo.max_preconditioner_dim =
-        kind == TCH_OPTIM_SOAP ? 10 : 8; /* SOAP: a tall matrix has one factor, known at once */
+        kind == TCH_OPTIM_SOAP ? 10 : 8; /* SOAP: a tall matrix has one factor, known immediately */
     c.shampoo.precondition_frequency = 2;
     c.shampoo.stagger = 0; /* as the references do */
     if (kind == TCH_OPTIM_SHAMPOO) {
@@ -41,7 +41,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
     return c;
 }
 
-/* With moments, factors and roots in less memory, where moments are not float32. */
+/* With compressed moments, factors and roots, where moments are not float32. */
 static tch_optim_config config_kept(tch_optim_kind kind, tch_state_dtype kept)
 {
     tch_optim_config c = config_of(kind);
@@ -65,7 +65,7 @@ static tch_context *open_context(void)
     return context;
 }
 
-/* Nothing is left of the trial and of its context. */
+/* Everything of the trial and its context was released. */
 static void close_all(trial *t)
 {
     tch_context *context = t->context;
@@ -93,7 +93,7 @@ static void check_counts(const trial *t, const tch_optim_memory *memory)
     CHECK(memory->factors == factors, "%lld factors, expected %lld", (long long)memory->factors, (long long)factors);
 }
 
-/* Bytes of the named tensors, and at most 255 more for each to align the next. */
+/* Bytes of the named tensors, plus alignment of up to 255 bytes each. */
 static void check_state_bytes(const trial *t, int64_t bytes)
 {
     int64_t least = 0;
@@ -162,8 +162,8 @@ TEST(forecasts)
 
 /* --- the state's own memory -------------------------------------------------------------------------------------- */
 
-/* All state comes from the caller's allocator, also that of a later group; where it fails, or gives memory that is not
- * aligned, none is kept. */
+/* All state comes from the caller's allocator, including that of a later group; if it fails, or returns unaligned
+ * memory, nothing is kept. */
 TEST(memory_of_the_caller)
 {
     static const struct {
@@ -229,7 +229,7 @@ TEST(allocators_that_are_none)
 
 /* --- the steady state -------------------------------------------------------------------------------------------- */
 
-/* Both kinds of steps often enough that what is recorded of them has been. */
+/* Both kinds of steps, often enough for recording. */
 static void step_with_gaps(trial *t)
 {
     const tch_tensor *gradients[SHAPES];
@@ -240,7 +240,7 @@ static void step_with_gaps(trial *t)
     }
 }
 
-/* A step of whatever kind, with a gradient missing now and then, asks neither the host nor the device for memory. */
+/* A step of any kind, with some gradients missing, allocates no host or device memory. */
 TEST(nothing_is_allocated_in_the_steady_state)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
@@ -265,9 +265,9 @@ TEST(nothing_is_allocated_in_the_steady_state)
 
 /* --- the budget -------------------------------------------------------------------------------------------------- */
 
-/* Matrices whose work at once takes far more than the budget, which still holds the largest of them with its refresh:
- * the step keeps within it and gives the numbers it gives without one. The context's own limit stays, and all memory
- * goes back to the device. */
+/* Matrices whose combined workspace far exceeds the budget, which still fits the largest one's refresh: the step stays
+ * within the budget, with the same results. The context's own limit is restored, and all memory returns to the
+ * device. */
 static void run_budget(tch_optim_kind kind, int64_t budget, int64_t *taken, double **results)
 {
     enum { COUNT = 12 };
@@ -308,8 +308,8 @@ static void run_budget(tch_optim_kind kind, int64_t budget, int64_t *taken, doub
     tch_context_destroy(context);
 }
 
-/* On a GPU other kernels are chosen for other numbers of matrices at once, and products are rounded to TF32 (Shampoo,
- * SOAP) or bfloat16 (Muon): 2^-11 and 2^-8 of elements near 1, times a few steps. */
+/* A GPU chooses other kernels for other batch sizes, and rounds products to TF32 (Shampoo, SOAP) or bfloat16 (Muon):
+ * 2^-11 and 2^-8 of elements near 1, times a few steps. */
 TEST(budgets_are_kept)
 {
     const double allowed = test_on_cpu() ? 1e-5 : 1e-2;
@@ -337,8 +337,8 @@ TEST(budgets_are_kept)
     }
 }
 
-/* Within a small workspace a few bases are made and followed at a time, to the same end. On the CPU: the eigensolver of
- * a GPU needs more for one basis than bases of these sizes take in all. */
+/* With a small workspace a few bases are computed at a time, with the same result. On the CPU only: a GPU's eigensolver
+ * needs more for one basis than all bases of these sizes. */
 TEST(bases_in_a_small_workspace)
 {
     if (!test_on_cpu()) {
@@ -378,7 +378,7 @@ static void check_out_of_memory(tch_status status)
     CHECK(strlen(tch_last_error()) > 0, "there is no message");
 }
 
-/* One optimizer whose creation lacks its k-th allocation. Returns whether it makes fewer. */
+/* One optimizer whose creation fails at its k-th allocation. Returns whether it makes fewer. */
 static bool create_without(tch_optim_kind kind, tch_state_dtype kept, long long k)
 {
     trial t;
@@ -402,7 +402,7 @@ static bool create_without(tch_optim_kind kind, tch_state_dtype kept, long long 
     return !reached;
 }
 
-/* The same for a group added between steps: what was there goes on as if nothing had been tried. */
+/* The same for a group added between steps: the existing ones continue unaffected. */
 static bool add_without(tch_optim_kind kind, tch_state_dtype kept, long long k)
 {
     trial t;
@@ -441,8 +441,8 @@ static bool add_without(tch_optim_kind kind, tch_state_dtype kept, long long k)
     return !reached;
 }
 
-/* A step that lacks its k-th allocation: either nothing has changed and the next one takes its place, or the optimizer
- * has failed and every later step says so. */
+/* A step that fails at its k-th allocation: either nothing has changed and the next one succeeds, or the optimizer has
+ * failed and every later step reports that. */
 static bool step_without(tch_optim_kind kind, tch_state_dtype kept, long long k)
 {
     trial t;

@@ -1,24 +1,24 @@
-/* Every method against its plain reference: every option, alone and together, all layouts, in float64 and float32;
- * groups whose numbers change between steps; gradients of zeros.
+/* Every method vs its plain reference: every option, alone and combined, all layouts, in float64 and float32; groups
+ * whose hyperparameters change between steps; zero gradients.
  *
- * Tolerances are shares of the way a parameter has gone. In float32 an elementwise step is a dozen roundings, and a
- * moving average carries those of the steps before: 2 (steps + 10) u of the way. A beta that was rounded before it was
- * taken from 1 would cost a hundred times as much. A step of Lion has length lr whatever the gradient, so an error
- * shows only where a sign does: where c = beta1 m + (1 - beta1) g is no larger than its rounding, in float32 about 3e-7
- * of all elements. Its shapes in float32 are small enough for none to be expected.
+ * Tolerances are relative to the length of a parameter's path. In float32 an elementwise step has a dozen roundings,
+ * and a moving average carries those of earlier steps: 2 (steps + 10) u. A beta rounded before it is subtracted from 1
+ * would cost a hundred times as much. A step of Lion has length lr for any gradient, so an error shows only in a sign:
+ * if c = beta1 m + (1 - beta1) g is within its rounding, about 3e-7 of all elements in float32. Its float32 shapes are
+ * small enough to expect none.
  *
  * A GPU orthogonalizes float32 matrices in bfloat16: measured for these shapes and options, that is 0.0005 to 0.02 of
- * the way, most for the smallest matrix. Second moments of NorMuon's rows add nothing to it: they are means of squares,
- * and their roots halve an error.
+ * the path, most for the smallest matrix. Second moments of NorMuon's rows add nothing to it: they are means of
+ * squares, and their roots halve an error.
  *
- * Shampoo in float64 with the eigen method: a root is exact to about u / (root d), d being the relative damping, and
- * its smallest direction is cond^(1/root) times weaker than its norm: 1e-11 leaves room. In float32 the same is 1.5e-5
- * times 5.6. Other ways to a root keep what they promise: an error of `tolerance` in norm, 5.6 times that in the
- * weakest direction, for each of at most four factors.
+ * Shampoo in float64 with the eigen method: a root is exact to about u / (root d), with d the relative damping, and its
+ * smallest direction is cond^(1/root) times weaker than its norm: 1e-11 leaves room. In float32 the same is 1.5e-5
+ * times 5.6. Other methods guarantee an error of `tolerance` in norm, 5.6 times that in the weakest direction, for each
+ * of at most four factors.
  *
- * SOAP's trajectory is determined only where the first gradient determines the bases, up to signs: every dimension that
- * has a factor is at most as large as all others together. In float32 a basis is known to u |C| / gap; gaps of these
- * factors are a hundredth and more, and what they do to a direction is second order in neighboring second moments. */
+ * SOAP's trajectory is determined only if the first gradient determines the bases, up to signs: every dimension with a
+ * factor is at most as large as all others together. In float32 the error of a basis is u |C| / gap; gaps of these
+ * factors are 0.01 and more, and their effect on a direction is second order in neighboring second moments. */
 #include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
 #include "support/elements.h"
@@ -29,7 +29,7 @@
 
 #define SHAPES(list) (int32_t) TEST_COUNT(list), list
 
-/* Vectors and scalars, nothing at all, matrices by rows and by columns, channels last; gradients in other layouts. */
+/* Vectors and scalars, empty ones, row-major and column-major matrices, channels last; gradients in other layouts. */
 static const trial_shape elementwise_shapes[] = {
     {.ndim = 1, .shape = {37}},
     {.ndim = 0},
@@ -45,7 +45,7 @@ static const trial_shape elementwise_shapes[] = {
     {.ndim = 1, .shape = {5003}, .gradient = LAYOUT_OFFSET}, /* not of Lion in float32 */
 };
 
-/* Wide and tall ones share classes; by columns, rows of the tensor lie along the columns of memory. */
+/* Wide and tall ones share classes; column-major ones have the tensor's rows along memory's columns. */
 static const trial_shape matrix_shapes[] = {
     {.ndim = 2, .shape = {12, 12}},
     {.ndim = 2, .shape = {31, 7}, .gradient = LAYOUT_STEPPED},
@@ -68,7 +68,7 @@ static const trial_shape matrix_shapes[] = {
     {.ndim = 2, .shape = {0, 5}},
 };
 
-/* Sides that are powers of two times a few: a GPU has kernels for parameters whose elements it can divide evenly. */
+/* Sides that are powers of two times a few: a GPU has kernels for evenly divisible parameters. */
 static const trial_shape even[] = {
     {.ndim = 2, .shape = {64, 64}},
     {.ndim = 2, .shape = {128, 64}},
@@ -76,8 +76,8 @@ static const trial_shape even[] = {
     {.ndim = 2, .shape = {192, 32}, .order = {1, 0}},
 };
 
-/* Blocks of 8: ragged, exact, tall, wide; what becomes a vector; ranks 3 to 5 with sizes of 1 between; columns first;
- * channels last; and what is left to AdamW. */
+/* Blocks of 8: partial, full, tall, wide; shapes that become a vector; ranks 3 to 5 with sizes of 1 between;
+ * column-major; channels last; and parameters for AdamW. */
 static const trial_shape shampoo_shapes[] = {
     {.ndim = 2, .shape = {20, 13}},
     {.ndim = 2, .shape = {16, 8}},
@@ -159,7 +159,7 @@ static const trial_option lion_options[] = {
     {"maximize", {SET(maximize, 1)}},
     {"betas", {SET(beta1, 0.5), SET(beta2, 0.7)}},
     {"no average", {SET(beta1, 0.0), SET(beta2, 0.0)}}, /* the sign of the gradient itself */
-    /* Those of other kinds, which Lion does not read: decay is decoupled in any case. */
+    /* Hyperparameters of other kinds, which Lion ignores: weight decay is decoupled in any case. */
     {"options of others",
      {SET(weight_decay, 0.3), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(momentum, 0.5), SET(nesterov, 1),
       SET(eps, 0.1), SET(use_bias_correction, 0), SET(amsgrad, 1), SET(adamw.lr, 3.0)}},
@@ -177,7 +177,7 @@ static const trial_option muon_options[] = {
     {"eight steps of it", {SET(muon.method, TCH_ORTHO_POLAR_EXPRESS), SET(muon.ns_steps, 8)}},
     {"short steps after the long ones", {SET(muon.ns_steps, 5)}},
     {"one step", {SET(muon.ns_steps, 1)}},
-    /* It bounds the norm from below: the direction shrinks with a gradient far under it. */
+    /* A lower bound of the norm: the direction shrinks with a gradient far below it. */
     {"a large eps", {SET(eps, 100.0), SET(muon.ns_steps, 2), SET(muon.method, TCH_ORTHO_MUON), SET(weight_decay, 0.0)}},
     {"no nesterov", {SET(nesterov, 0)}},
     {"other momentum", {SET(momentum, 0.5)}},
@@ -197,12 +197,12 @@ static const trial_option muon_options[] = {
     {.name = NULL},
 };
 
-/* Muon's are the same code; these are its own, and how others meet them. */
+/* Muon shares the code; these are NorMuon's own options, and their combinations. */
 static const trial_option normuon_options[] = {
     {.name = "defaults"},
     {"other beta2", {SET(beta2, 0.5)}},
-    {"no memory of rows", {SET(beta2, 0.0)}}, /* every row by its own length of this step */
-    {"a large eps", {SET(eps, 0.3)}},         /* as large as the roots it stands beside */
+    {"no memory of rows", {SET(beta2, 0.0)}}, /* every row by its own norm of this step */
+    {"a large eps", {SET(eps, 0.3)}},         /* as large as the roots it is added to */
     {"no eps", {SET(eps, 0.0)}},
     {"Muon's polynomial", {SET(muon.method, TCH_ORTHO_MUON)}},
     {"eight steps of Polar Express", {SET(muon.method, TCH_ORTHO_POLAR_EXPRESS), SET(muon.ns_steps, 8)}},
@@ -244,7 +244,8 @@ static const trial_option shampoo_options[] = {
     {"other numbers for scalars",
      {SET(adamw.lr, 0.01), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
       SET(adamw.weight_decay, 0.5), SET(weight_decay, 0.1)}},
-    /* What people run: Adam's step lengths, moving averages, decay beside the step, momentum after it. */
+    /* Typical settings: Adam's step lengths, moving averages, decoupled weight decay, momentum after
+     * preconditioning. */
     {"as in practice",
      {SET(beta2, 0.95), SET(use_bias_correction, 1), SET(weight_decay, 0.2), SET(momentum, 0.8),
       SET(shampoo.grafting, TCH_GRAFTING_ADAM), SET(shampoo.start_preconditioning_step, 3),
@@ -314,7 +315,7 @@ static const trial_option soap_options[] = {
 #define METHOD(name, error)                                                                                            \
     SET(numerics.method, TCH_ROOT_##name), SET(shampoo.max_preconditioner_dim, 24), SET(numerics.tolerance, error)
 
-/* Options on shapes of their own, or within bounds of their own, which are for float64. */
+/* Options with their own shapes or float64 error bounds. */
 static const struct special_case {
     tch_optim_kind kind;
     trial_option option;
@@ -349,7 +350,7 @@ static const struct special_case {
     {TCH_OPTIM_SHAMPOO, {"fractions, 1e-6", {METHOD(RATIONAL, 1e-6)}}, 4 * 5.6 * 1e-6, 0, NULL},
 };
 
-/* On top of `base`, `first` is what one group begins with and `changes` what changes between steps in all. */
+/* In addition to `base`, `first` is one group's initial setting and `changes` are applied to all between steps. */
 typedef struct method {
     tch_optim_kind kind;
     double rounded; /* with factors: the tolerance on a GPU with products of TCH_PRECISION_HIGH, which have 11 bits */
@@ -499,7 +500,7 @@ static const method *method_of(tch_optim_kind kind)
     return m;
 }
 
-/* Every grafting, with and without a filter, before and after the first refresh. */
+/* Every grafting, with and without filtering, before and after the first refresh. */
 TEST(graftings)
 {
     const method *m = method_of(TCH_OPTIM_SHAMPOO);
@@ -516,7 +517,7 @@ TEST(graftings)
     }
 }
 
-/* Defaults as they are, and those of Shampoo's paper, but for a refresh within the test. */
+/* The defaults, and those of Shampoo's paper, but with a refresh within the test. */
 TEST(defaults_of_shampoo_in_float32)
 {
     const method *m = method_of(TCH_OPTIM_SHAMPOO);
@@ -531,8 +532,8 @@ TEST(defaults_of_shampoo_in_float32)
     }
 }
 
-/* Three groups of two configurations, the last one added in the middle, whose clocks begin at their own first step.
- * Numbers of all of them change, one by tch_optimizer_set_lr, and a parameter moves to other memory. */
+/* Three groups of two configurations, the last one added during training, whose step counts begin at their first step.
+ * Hyperparameters of all change, one by tch_optimizer_set_lr, and a parameter moves to other memory. */
 TEST(groups_and_changing_numbers)
 {
     for (const method *m = methods; m < methods + TEST_COUNT(methods); m++) {
@@ -579,9 +580,8 @@ TEST(groups_and_changing_numbers)
     }
 }
 
-/* A gradient of zeros has no direction, and nothing moves; nor is a row of zeros in a gradient a division by 0, where
- * NorMuon has no eps. After gradients of zeros, SOAP's first bases are open, and NorMuon's
- * rows without eps. */
+/* A zero gradient has no direction, and nothing moves; a zero row in a gradient causes no division by 0, even if
+ * NorMuon has no eps. After zero gradients, SOAP's first bases and NorMuon's rows without eps are undetermined. */
 static void check_zeros(tch_context *context, const method *m, const tch_optim_config *c, bool rows)
 {
     trial t;
@@ -623,7 +623,7 @@ TEST(zero_gradients)
     }
 }
 
-/* However small a gradient is, Lion's step has the length lr. */
+/* For any gradient, however small, Lion's step has length lr. */
 TEST(steps_of_lion_have_one_length)
 {
     enum { COUNT = 5 };

@@ -1,9 +1,9 @@
-/* Names: of optimizers, their defaults and their state; and the hook that names a step's phases. */
+/* Names of optimizers, their defaults and their state; and the hook for a step's phases. */
 #include "support/messages.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
-/* One moment beside Lion's clock; of NorMuon a number for every row of the tensor, however it lies. */
+/* One moment and Lion's step count; NorMuon has a number per row of the tensor, in any layout. */
 TEST(state_has_its_names)
 {
     static const struct {
@@ -172,7 +172,7 @@ TEST(phases_have_names)
     }
 }
 
-/* A call that fails has closed its ranges too. */
+/* A failed call has closed its ranges too. */
 TEST(ranges_of_a_refused_call)
 {
     trial t;

@@ -1,8 +1,8 @@
-/* Steps that are recorded and replayed against steps that are not: parameters must be the same to the bit after every
- * step, whatever changes in between. Gradients lie elsewhere at every step, and where they lay before there is poison.
+/* Recorded and replayed steps vs executed ones: parameters must be bitwise equal after every step, whatever changes in
+ * between. Gradients move at every step, and their old memory is poisoned.
  *
- * The one context is made with TORCHIUM_CUDA_RECORD=0. On the CPU, which has no need to record, the other one gets a
- * table that never begins to (support/backend/recording_backend.h), so that sanitizers see the way to there. */
+ * One context has TORCHIUM_CUDA_RECORD=0. On the CPU, which does not record, the other one gets a table that declines
+ * (support/backend/recording_backend.h), so that sanitizers cover that path. */
 #include "core/context.h"
 #include "support/backend/recording_backend.h"
 #include "support/backend/table_copy.h"
@@ -13,7 +13,7 @@
 
 enum { PARAMETERS = 7, MOST_PARAMETERS = 9, GRADIENTS = 3 };
 
-/* Two of one shape, which share their calls as long as both have gradients. The last two are a group of their own. */
+/* Two of one shape, which share calls as long as both have gradients. The last two are a separate group. */
 static const trial_shape shapes[MOST_PARAMETERS] = {
     {.ndim = 2, .shape = {45, 70}},
     {.ndim = 2, .shape = {70, 33}},
@@ -93,7 +93,7 @@ static test_tensor *number(tch_context *context, double value)
     return t;
 }
 
-/* The next gradients lie elsewhere. */
+/* Moves the next gradients. */
 static void move_gradients(trial *t, test_tensor **latest)
 {
     for (int i = 0; i < t->count; i++) {
@@ -108,7 +108,7 @@ static void move_gradients(trial *t, test_tensor **latest)
     }
 }
 
-/* Loss scaling where `scale` is not 0. */
+/* Loss scaling unless `scale` is 0. */
 static void step_scaled(pair *p, double scale, bool found_inf)
 {
     for (int k = 0; k < 2; k++) {
@@ -141,7 +141,7 @@ static void take_steps(pair *p, int count)
     }
 }
 
-/* --- what may change between steps ------------------------------------------------------------------------------- */
+/* --- changes between steps --------------------------------------------------------------------------------------- */
 
 static void set_configs(pair *p, const tch_optim_config *config)
 {
@@ -159,20 +159,21 @@ static void change_numbers(pair *p, tch_optim_config *config)
     set_configs(p, config);
 }
 
-/* To other memory; the old one becomes poison. */
+/* To other memory; the old memory is poisoned. */
 static void move_parameter(pair *p, int parameter)
 {
     test_tensor_poison(trial_move_parameter(&p->t[0], parameter));
     test_tensor_poison(trial_move_parameter(&p->t[1], parameter));
 }
 
-/* On an emulated device, where a step takes a hundred times as long: options that another configuration has as well. */
+/* Skipped on an emulated device, where a step takes a hundred times as long: options that another configuration also
+ * has. */
 static bool is_emulated(void)
 {
     return getenv("TORCHIUM_EMULATOR_CAPABILITY") != NULL;
 }
 
-/* Long enough after each change for its steps to be recorded. On the CPU one configuration of a method will do. */
+/* Long enough after each change for recording. On the CPU one configuration per method suffices. */
 static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtype gradients, const char *name)
 {
     enum { LONG_ENOUGH = 5 };
@@ -187,7 +188,7 @@ static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtyp
     open_pair(&p, &config, dtype, gradients);
     take_steps(&p, LONG_ENOUGH);
     p.t[0].parameters[2].missing = p.t[1].parameters[2].missing = 1;
-    take_steps(&p, 1); /* from here on two blocks of one class have different clocks */
+    take_steps(&p, 1); /* from here on two blocks of one class have different step counts */
     p.t[0].parameters[2].missing = p.t[1].parameters[2].missing = 0;
     take_steps(&p, LONG_ENOUGH);
     change_numbers(&p, &config);
@@ -207,7 +208,7 @@ static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtyp
     config.beta1 = 0.0;
     set_configs(&p, &config);
     take_steps(&p, LONG_ENOUGH);
-    config.numerics.damping *= 5.0; /* of Shampoo's roots, and nothing else with it */
+    config.numerics.damping *= 5.0; /* of Shampoo's roots only */
     set_configs(&p, &config);
     take_steps(&p, LONG_ENOUGH);
     CHECK(test_on_cpu() || !ref_has_blocks(config.kind) || counted - before > p.steps, "%d replays in %d steps",
@@ -235,8 +236,8 @@ static int64_t forecast_bytes(trial *t)
     return memory.recorded;
 }
 
-/* Nothing, then what was recorded, within the forecast, and nothing when it is forgotten; always nothing where steps
- * are not recorded. */
+/* No memory, then the recordings, within the forecast, and none after they are dropped; always none without
+ * recording. */
 static void check_memory(tch_optim_kind kind)
 {
     static pair p;
@@ -306,7 +307,7 @@ TEST(shampoo)
 {
     tch_optim_config config = config_of(TCH_OPTIM_SHAMPOO);
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo");
-    config.numerics.method = TCH_ROOT_NEWTON; /* does not wait on any device, and so its roots are recorded */
+    config.numerics.method = TCH_ROOT_NEWTON; /* does not synchronize on any device, so its roots are recorded */
     if (!is_emulated()) {
         check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo with roots by products");
     }
@@ -335,7 +336,7 @@ TEST(shampoo)
 TEST(muon)
 {
     tch_optim_config config = config_of(TCH_OPTIM_MUON);
-    config.eps = 20.0; /* above the norms, so that a change of it is seen */
+    config.eps = 20.0; /* above the norms, so that a change has an effect */
     check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "muon");
     config.muon.method = TCH_ORTHO_MUON;
     config.muon.adjust_lr_fn = TCH_ADJUST_LR_MATCH_RMS_ADAMW;
@@ -353,7 +354,7 @@ TEST(normuon)
         check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "normuon");
     }
     check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "normuon in float64");
-    config.eps = 20.0; /* above the norms, so that a change of it is seen */
+    config.eps = 20.0; /* above the norms, so that a change has an effect */
     config.muon.method = TCH_ORTHO_MUON;
     config.muon.adjust_lr_fn = TCH_ADJUST_LR_ORIGINAL;
     config.memory.budget = 64 * 1024;
@@ -374,7 +375,7 @@ TEST(elementwise)
 
 /* --- several optimizers on one context --------------------------------------------------------------------------- */
 
-/* The third may lie where the first lay, and must not find its recordings. */
+/* The third may reuse the first's address, and must not find its recordings. */
 TEST(two_in_turn_and_a_third)
 {
     static pair a, b, c;
@@ -400,7 +401,7 @@ TEST(two_in_turn_and_a_third)
     close_pair(&c);
 }
 
-/* Stochastic rounding takes the checkpoint's seed, which is an argument of kernels. */
+/* Stochastic rounding takes the checkpoint's seed, a kernel argument. */
 TEST_IN_FOLDER(a_checkpoint_with_another_seed)
 {
     static pair p, other;

@@ -1,5 +1,5 @@
-/* Roots and bases: which factors blocks have, when they are refreshed, what becomes of refreshes that fail, and bases
- * that the first gradient leaves open. Trajectories with every option are in test_optim_methods.c. */
+/* Roots and bases: which factors blocks have, when they are refreshed, failed refreshes, and bases that the first
+ * gradient does not determine. test_optim_methods.c has trajectories with every option. */
 #include "support/files.h"
 #include "support/linalg/reference.h"
 #include "support/optim/optim_trial.h"
@@ -7,7 +7,7 @@
 
 #define STEPS 22
 
-/* Square where SOAP needs it to be determined; the first three are of one class. */
+/* Square if SOAP needs it to be determined; the first three are of one class. */
 static const trial_shape shapes[] = {
     {.ndim = 2, .shape = {8, 8}},
     {.ndim = 2, .shape = {8, 8}},
@@ -31,7 +31,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
     return c;
 }
 
-/* --- which factors there are ------------------------------------------------------------------------------------- */
+/* --- which factors exist ----------------------------------------------------------------------------------------- */
 
 /* A side over 100 times as long as the rest of its block has no factor; at 100 it has one. A side of 12000 would have
  * twelve factors of 1024. Dimensions are merged from the innermost out, never to a vector, and to at most four. */
@@ -115,7 +115,7 @@ static int32_t watch(const trial *t, watched *all)
     return found;
 }
 
-/* The library's step, after which the references learn what it has refreshed. Returns how many. */
+/* The library's step; then marks its refreshes in the references. Returns their number. */
 static int32_t step_and_tell(trial *t, watched *all, int32_t count)
 {
     int32_t refreshes = 0;
@@ -134,7 +134,7 @@ static int32_t step_and_tell(trial *t, watched *all, int32_t count)
     return refreshes;
 }
 
-/* The schedule that the statistics tell, of factors whose intervals are all equal. */
+/* The schedule in the statistics, of factors with equal intervals. */
 static void check_schedule(const trial *t, const watched *all, int32_t count, double interval)
 {
     tch_optim_stats s = trial_stats(t);
@@ -151,8 +151,8 @@ static void check_schedule(const trial *t, const watched *all, int32_t count, do
           s.staleness_mean, s.staleness_max, sum / count, most);
 }
 
-/* Each once in a period, also after a change of it, and no step of one costs more than another by more than the most
- * expensive refresh, by n^3. */
+/* Each is refreshed once per interval, also after the interval changes, and the cost n^3 of one step exceeds another's
+ * by at most the most expensive refresh. */
 static void check_period(trial *t, watched *all, int32_t count, int32_t period)
 {
     double least = HUGE_VAL;
@@ -206,8 +206,8 @@ TEST(staggered_refreshes)
     }
 }
 
-/* Vectors have one factor each. A step with a large root, the first parameter's among them, has nothing else to do, and
- * small ones come together: eight roots of 8 are as much work as one of 16. */
+/* Vectors have one factor each. A step with a large root has no other refresh, and small ones are batched: eight roots
+ * of 8 are as much work as one of 16. */
 TEST(roots_of_one_size_come_together)
 {
     static const struct {
@@ -241,8 +241,8 @@ TEST(roots_of_one_size_come_together)
     }
 }
 
-/* The schedule of a factor that is always found to have drifted little, or much, from the rule in optim.h: what a
- * refresh finds counts from the next one on. */
+/* The schedule of a factor whose drift is always small, or large, by the rule in optim.h: a refresh's drift takes
+ * effect from the next one on. */
 typedef struct expected_gap {
     int32_t gap, next;
     bool measured;
@@ -288,7 +288,7 @@ TEST(adaptive_intervals)
     }
 }
 
-/* Each has its turn also where gaps are the factors' own: in the end once in a period. */
+/* Each is refreshed even if intervals are the factors' own: eventually once per interval. */
 TEST(staggered_adaptive_intervals)
 {
     static watched bases[MOST_WATCHED];
@@ -310,8 +310,8 @@ TEST(staggered_adaptive_intervals)
     trial_close(&t);
 }
 
-/* By norm: steady gradients leave roots to the interval; after a jump by 100, or a first gradient after 1,000 of zeros,
- * they are refreshed within two steps. Parameters stay small. */
+/* By norm: steady gradients leave roots to the interval; after a jump by 100, or a first gradient after 1,000 zero
+ * ones, they are refreshed within two steps. Parameters stay small. */
 TEST(refreshes_follow_the_gradients)
 {
     static const tch_optim_kind kinds[] = {TCH_OPTIM_SHAMPOO, TCH_OPTIM_KL_SHAMPOO};
@@ -365,7 +365,7 @@ static tch_optim_config loose_newton(void)
     return c;
 }
 
-/* The inverse fourth root of factor k of a parameter as tch_inverse_root gives it, and its certificate. */
+/* The inverse fourth root of a parameter's factor k by tch_inverse_root, and its certificate. */
 static double *root_of(const trial *t, int32_t parameter, int k, tch_root_method method, double relative_eps,
                        double tolerance, double *residual)
 {
@@ -389,7 +389,7 @@ static double *root_of(const trial *t, int32_t parameter, int k, tch_root_method
     return values;
 }
 
-/* How far the root in the state is from this one, as a share of it. */
+/* The relative distance of the root in the state from this one. */
 static double gap(const trial *t, int32_t parameter, tch_root_method method, double relative_eps, double tolerance)
 {
     char name[64];
@@ -428,9 +428,9 @@ static void look(const trial *t, int times, int64_t failed)
     }
 }
 
-/* The third parameter's factors are spoiled twice, the second's once: those then get ten times the damping and
- * a tolerance of 1e-5, and the third's the eigen method as well, in a restarted training too, and however often
- * statistics are asked for. */
+/* The third parameter's factors are made invalid twice, the second's once: those then get ten times the damping and a
+ * tolerance of 1e-5, and the third's the eigen method as well, also in a resumed run, and however often statistics are
+ * read. */
 static void check_failed_roots(tch_context *context, bool restart, int looks)
 {
     trial t;
@@ -486,7 +486,7 @@ TEST(the_worst_residual)
     trial_close(&t);
 }
 
-/* relative_eps is taken as at least 2 u sqrt(gradients in the factor). Factors of low rank show what it is. */
+/* relative_eps is at least 2 u sqrt(gradients in the factor). Low-rank factors show its value. */
 TEST(damping_covers_rounding)
 {
     const double beta2[] = {1.0, 0.5};
@@ -511,7 +511,7 @@ TEST(damping_covers_rounding)
     }
 }
 
-/* The first gradient only prepares: matrices stay where they are, to the bit, and the others take their step. */
+/* The first gradient only prepares: matrices are bitwise unchanged, and the others take their step. */
 TEST(the_first_gradient_prepares)
 {
     trial t;
@@ -528,7 +528,7 @@ TEST(the_first_gradient_prepares)
     trial_close(&t);
 }
 
-/* --- bases that the first gradient leaves open ------------------------------------------------------------------- */
+/* --- bases that the first gradient does not determine ------------------------------------------------------------ */
 
 /* left right', both n by n. */
 static double *times_transposed(int64_t n, const double *left, const double *right)
@@ -548,7 +548,7 @@ static void check_orthonormal(int64_t n, const double *q, double tolerance)
     }
 }
 
-/* Rows of q are orthonormal, and q C q' is diagonal and falling; C is symmetric. */
+/* Rows of q are orthonormal, and q C q' is diagonal and descending; C is symmetric. */
 static void check_basis(int64_t n, const double *q, const double *factor)
 {
     const double *product = times_transposed(n, times_transposed(n, q, factor), q);
@@ -609,8 +609,8 @@ TEST(tall_and_wide_matrices)
     }
 }
 
-/* With bases followed at every step from rank 1 on nothing is determined but this: they stay orthonormal, and every
- * number stays finite. */
+/* With bases updated at every step from rank 1 on only this is determined: they stay orthonormal, and every number
+ * stays finite. */
 TEST(bases_stay_orthonormal)
 {
     static const trial_shape open[] = {{.ndim = 2, .shape = {24, 3}}, {.ndim = 2, .shape = {2, 31}}};

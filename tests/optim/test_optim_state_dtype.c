@@ -1,7 +1,7 @@
-/* Moments in bfloat16 and in eight bits. Every step of AdamW, Lion and SGD is worked out here in float64 from the
- * moments that the library kept before it: parameters must agree to float32's rounding, and the moments that it keeps
- * must be the ones that the random bits of torchium/backend/update.h decide for. Beside that: means that stay right in
- * many steps, second moments that never become 0, sizes around a block, what a skipped step leaves, and checkpoints.
+/* Moments in bfloat16 and in eight bits. Every step of AdamW, Lion and SGD is recomputed here in float64 from the
+ * library's stored moments: parameters must agree to float32's rounding, and the new moments must be those selected by
+ * the random bits of torchium/backend/update.h. Also unbiased means over many steps, second moments that never become
+ * 0, sizes around a block, skipped steps, and checkpoints.
  *
  * Codes are decoded by their definition in torchium/backend/update.h, and random bits come from the tests' own
  * generator. */
@@ -14,7 +14,7 @@
 
 #define BLOCK 128
 
-/* Around a block and around the least size, a matrix that lies by columns, one that stays float32. */
+/* Around a block and around the minimum size, a column-major matrix, one that stays float32. */
 static const trial_shape shapes[] = {
     {.ndim = 1, .shape = {4096}},
     {.ndim = 1, .shape = {4097}, .gradient = LAYOUT_OFFSET},
@@ -47,7 +47,7 @@ static tch_optim_config open_kept(trial *t, tch_context *context, tch_optim_kind
     return c;
 }
 
-/* --- reading what is kept ---------------------------------------------------------------------------------------- */
+/* --- decoding ---------------------------------------------------------------------------------------------------- */
 
 static tch_tensor *state_of(const trial *t, int32_t parameter, const char *what)
 {
@@ -66,7 +66,7 @@ static float *scales_of(const trial *t, int32_t parameter, const char *what)
     return trial_read_bytes(t, scales);
 }
 
-/* A float32's bits as a number, and between two float32 what lies linearly between theirs. */
+/* A float32's bits as a number, linearly interpolated between two float32. */
 static double bits_of(double x)
 {
     int exponent;
@@ -80,7 +80,7 @@ static double of_bits(double bits)
     return ldexp(1.0 + ldexp(bits, -23) - exponent, exponent - 127);
 }
 
-/* The codes of a block: from `floor` upwards, `step` bits apart, and what is taken off again. */
+/* The codes of a block: from `floor` upwards, `step` bits apart, and the subtracted offset. */
 typedef struct lattice {
     double floor, top, step, raised;
 } lattice;
@@ -106,7 +106,7 @@ static double decode(int second, unsigned code, float scale)
     return !second && code > 127 ? -magnitude : magnitude;
 }
 
-/* A moment in the order of memory, however it is kept. */
+/* A moment in memory order, in any form. */
 static double *moment_of(const trial *t, int32_t parameter, const char *what, int second)
 {
     int64_t count = t->parameters[parameter].memory->count;
@@ -133,7 +133,7 @@ static double *moment_of(const trial *t, int32_t parameter, const char *what, in
     return values;
 }
 
-/* --- what must come of a number ---------------------------------------------------------------------------------- */
+/* --- expected values --------------------------------------------------------------------------------------------- */
 
 static uint32_t random_half(const tch_optim_config *c, int32_t parameter, int64_t step, int64_t element, int second)
 {
@@ -144,7 +144,7 @@ static uint32_t random_half(const tch_optim_config *c, int32_t parameter, int64_
     return second ? words[element % 4] >> 16 : words[element % 4] & 0xFFFF;
 }
 
-/* The two neighbors of a magnitude among the numbers that can be kept; both are it where it can be kept itself. */
+/* The two representable neighbors of a magnitude; both are equal if it is representable. */
 typedef struct neighbors {
     double below, above;
 } neighbors;
@@ -178,8 +178,7 @@ static neighbors neighbors_of(tch_state_dtype dtype, int second, float scale, do
     return (neighbors){ldexp(floor(fraction) / 256.0, exponent), ldexp(ceil(fraction) / 256.0, exponent)};
 }
 
-/* What a number between two neighbors exceeds the lower one by, as a part of their distance: linear for bfloat16, by
- * bits for codes. */
+/* The fraction of a number between two neighbors: linear for bfloat16, in bits for codes. */
 static double part_above(tch_state_dtype dtype, int second, float scale, neighbors n, double magnitude)
 {
     if (dtype != TCH_STATE_INT8) {
@@ -189,14 +188,14 @@ static double part_above(tch_state_dtype dtype, int second, float scale, neighbo
     return (bits_of(magnitude + l.raised) - bits_of(n.below + l.raised)) / l.step;
 }
 
-/* A number, the sum of the magnitudes it was made of, and what it was before: float32 is off by some units of the
+/* A number, the sum of absolute values of its terms, and its previous value: float32's error is some units of that
  * size. */
 typedef struct sum {
     double value, size, was;
 } sum;
 
-/* By how much twice the change of a first moment is less than the code above it: rounding is to nearest where that is
- * not above 0, except above the last code but one. */
+/* Twice the change of a first moment minus the code above it, negated: rounding is to nearest where that is not above
+ * 0, except above the last code but one. */
 static double short_of_a_code(float scale, sum exact)
 {
     lattice l = lattice_of(0, scale);
@@ -204,9 +203,9 @@ static double short_of_a_code(float scale, sum exact)
     return next > l.top ? HUGE_VAL : of_bits(next) - l.raised - fabs(exact.value) - 2.0 * fabs(exact.value - exact.was);
 }
 
-/* The random bits choose: up where they exceed what is missing. Where the value lies within float32's rounding of the
- * decision, either is right; `open` counts those. First moments but AdamW's are rounded to nearest after a change
- * by half a code. */
+/* Stochastic rounding goes up if the fraction exceeds the random bits. If the value is within float32's rounding of the
+ * decision, either is right; `open` counts those. First moments but AdamW's are rounded to nearest after a change by
+ * half a code. */
 static void check_kept(tch_state_dtype dtype, int second, bool nearest, float scale, sum exact, double kept,
                        uint32_t random, int64_t *open)
 {
@@ -249,7 +248,7 @@ static void average(sum *s, double keep, double take, double x)
     s->value = keep * s->value + take * x;
 }
 
-/* True where the sign that Lion takes is open. */
+/* True if Lion's sign is undetermined. */
 static bool reference_step(const tch_optim_config *c, int64_t step, element *e)
 {
     bool rest = c->kind != TCH_OPTIM_ADAMW;
@@ -292,8 +291,8 @@ static tch_state_dtype kept_as(const trial *t, int32_t i, const tch_optim_config
     return t->parameters[i].memory->count < 4096 ? TCH_STATE_FLOAT32 : c->memory.state_dtype;
 }
 
-/* top is the largest magnitude, rounded up; floor is the least, rounded down, or for first moments what the optimizer
- * needs: see src/core/codes.h. Numbers that float32 rounds may be one bfloat16 off. */
+/* top is the largest magnitude, rounded up; floor is the smallest, rounded down, or for first moments what the
+ * optimizer needs: see src/core/codes.h. Numbers rounded in float32 may be one bfloat16 off. */
 static void check_scale(const tch_optim_config *c, int second, float scale, float squares, int64_t count,
                         const sum *exact)
 {
@@ -386,8 +385,7 @@ static before before_of(const trial *t, int32_t i, const tch_optim_config *c)
     return (before){test_tensor_read(t->parameters[i].memory), sums_of(count, m), sums_of(count, v)};
 }
 
-/* In float32 a step makes a dozen roundings of numbers no larger than p and the step, which has those of m's summands
- * in it. */
+/* In float32 a step makes a dozen roundings of numbers no larger than p and the step, which includes m's terms. */
 static void check_parameter(const trial *t, int32_t i, const tch_optim_config *c, before *was)
 {
     double *after = test_tensor_read(t->parameters[i].memory);
@@ -424,7 +422,7 @@ static void check_step(trial *t, const tch_optim_config *c)
     test_release_since(mark);
 }
 
-/* A step that is skipped leaves moments as they were. */
+/* A skipped step leaves moments unchanged. */
 static void check_skipped_step(trial *t)
 {
     unsigned char *before = trial_snapshot(t, -1);
@@ -435,7 +433,7 @@ static void check_skipped_step(trial *t)
     CHECK(trial_stats(t).skipped == 1, "%lld steps were skipped", (long long)trial_stats(t).skipped);
 }
 
-/* Shampoo leaves vectors and what is elementwise to AdamW. */
+/* Shampoo uses AdamW for vectors and elementwise parameters. */
 TEST(every_step_is_the_formula)
 {
     const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_LION, TCH_OPTIM_SGD, TCH_OPTIM_SHAMPOO};
@@ -456,12 +454,12 @@ TEST(every_step_is_the_formula)
 
 /* --- many steps -------------------------------------------------------------------------------------------------- */
 
-/* First moments of white gradients are linear codes up to 2.7 standard deviations, in the mean: 127 steps of 0.021, off
- * by 0.41 of one as a standard deviation, at each step, and by what is left of the steps before: 1 / sqrt(1 -
- * beta1^2) = 2.3 times that, 0.02. Errors of later steps are independent, so of a path of 120 steps they are a third of
- * that: 0.006 was measured, and twice as much is allowed. Codes of three bits of fraction are off by 0.03. SGD and Lion
- * round larger changes to nearest: 0.0032 and, some signs being wrong, 0.016 were measured, 0.0045 and 0.020 without
- * that. float32 is there to show that the rest of the test has an error far below. */
+/* First moments of white gradients are linear codes up to 2.7 standard deviations, on average: 127 steps of 0.021, with
+ * an error of 0.41 step as a standard deviation, at each step, plus those of earlier steps: 1 / sqrt(1 - beta1^2) = 2.3
+ * times that, 0.02. Errors of later steps are independent, so relative to a path of 120 steps they are a third of that:
+ * 0.006 was measured, and twice as much is allowed. Codes of three bits of fraction have an error of 0.03. SGD and Lion
+ * round larger changes to nearest: 0.0032 and, with some wrong signs, 0.016 were measured, 0.0045 and 0.020 without
+ * that. float32 shows that the rest of the test has an error far below. */
 TEST(trajectories_stay_near)
 {
     const struct {
@@ -485,7 +483,7 @@ TEST(trajectories_stay_near)
     }
 }
 
-/* The mean of what is kept over what is expected. */
+/* The mean of the stored values over that of the expected ones. */
 static void check_mean(int64_t count, const double *kept, const double *expected)
 {
     double ratio = 0.0;
@@ -495,8 +493,8 @@ static void check_mean(int64_t count, const double *kept, const double *expected
     CHECK(fabs(ratio - 1.0) < 0.01, "moments are %.4f times what they should be", ratio);
 }
 
-/* Rounding to nearest would lose what a step adds to a second moment, a thousandth, altogether. At random it is right
- * on average: over 8191 elements with an error of about 15 % each, within 1 %. */
+/* Rounding to nearest would lose a step's contribution to a second moment, a thousandth, altogether. Stochastic
+ * rounding is unbiased: over 8191 elements with an error of about 15 % each, within 1 %. */
 TEST(second_moments_are_right_on_average)
 {
     for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
@@ -518,8 +516,8 @@ static void open_vector(trial *t, tch_context *context, const tch_optim_config *
     test_tensor_write(t->parameters[0].memory, test_zeros(count));
 }
 
-/* Constant gradients, that moments come close to by a hundredth of what is missing at every step: less than a code.
- * Always rounded to nearest, Lion's stop at 0.966 of what they should be. */
+/* Constant gradients, which moments approach by a hundredth of the difference per step: less than a code. With rounding
+ * to nearest, Lion's would stop at 0.966 of the limit. */
 TEST(first_moments_follow_slow_changes)
 {
     enum { COUNT = 4160, STEPS = 300, SIZES = 97 };
@@ -547,9 +545,9 @@ TEST(first_moments_follow_slow_changes)
     }
 }
 
-/* --- no step without a bound ------------------------------------------------------------------------------------- */
+/* --- bounded steps ----------------------------------------------------------------------------------------------- */
 
-/* One element of each block with gradients 1e12 times larger than its neighbors': their second moments, 1e-24 of the
+/* One element of each block has gradients 1e12 times larger than the others, whose second moments, 1e-24 of the
  * largest, have no code. They keep the least one, the square of 2^-24 of the largest root. Their steps stay below
  * AdamW's own bound, |m| <= 7.3 sqrt(v): the least first moment above 0 is 0.37 2^-24 of the largest. eps is 0: nothing
  * else bounds them. */
@@ -576,7 +574,7 @@ TEST(steps_have_a_bound)
         double *v = moment_of(&t, 0, "exp_avg_sq", 1);
         double *m = moment_of(&t, 0, "exp_avg", 0);
         for (int i = 0; i < COUNT; i++) {
-            bool still = i % BLOCK == 6; /* never had a gradient: nothing over nothing is not asked for, eps being 0 */
+            bool still = i % BLOCK == 6; /* never had a gradient: 0 / 0 is not tested, eps being 0 */
             CHECK(still ? v[i] == 0.0 && m[i] == 0.0 : v[i] > 0.0, "step %d: second moment %d is %g", step, i, v[i]);
             CHECK(still || fabs(after[i] - before[i]) <= c.lr * 7.3, "step %d moves element %d by %g", step, i,
                   after[i] - before[i]);
@@ -592,7 +590,7 @@ TEST(steps_have_a_bound)
 
 /* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
-/* What is kept as the nearest of another form: within half the distance of its neighbors. */
+/* Another form rounded to nearest: within half the distance of its neighbors. */
 static void check_converted(tch_state_dtype to, int second, float scale, double from, double got)
 {
     neighbors n = neighbors_of(to, second, scale, fabs(from));
@@ -617,7 +615,7 @@ static void check_conversion(const trial *a, const trial *b, int32_t i, const ch
     }
 }
 
-/* Scales that are powers of two are those of earlier codes, in a state of the same form and in one to be converted. */
+/* Scales that are powers of two, as in earlier versions, in a state of the same form and in one to be converted. */
 static void check_earlier_codes_refused(const trial *coded, const trial *other, const char *path)
 {
     const tch_tensor *scales = state_of(coded, 4, "exp_avg_sq_scale");
@@ -659,7 +657,7 @@ TEST(other_forms_are_converted)
     }
 }
 
-/* float64 parameters keep float64, whatever was asked for, and so to the bit what they did. */
+/* float64 parameters keep float64 moments for any setting, bitwise. */
 TEST(float64_stays)
 {
     double *got[2];

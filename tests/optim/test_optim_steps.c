@@ -1,6 +1,6 @@
-/* Steps at their limits, for every kind of optimizer: what a master copy and stochastic rounding are for, gradients
- * that are not finite, missing or of two types, learning rates that change, and results that are the same to the bit:
- * from run to run and by however many threads. */
+/* Edge cases of steps for every kind of optimizer: master copies and stochastic rounding; gradients that are not
+ * finite, missing or of two types; changing learning rates; and bitwise reproducibility between runs and numbers of
+ * threads. */
 #include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/optim/optim_trial.h"
@@ -8,7 +8,7 @@
 
 #define STEPS 24
 
-/* Square where SOAP needs it to be determined. */
+/* Square if SOAP needs it to be determined. */
 static const trial_shape shapes[] = {
     {.ndim = 2, .shape = {9, 9}},
     {.ndim = 1, .shape = {37}},
@@ -62,7 +62,8 @@ static double *step_from_one_and_a_half(tch_context *context, const tch_optim_co
     return values;
 }
 
-/* A thousand steps of a thousandth of the spacing each: a master copy adds them up, rounding to nearest loses all. */
+/* A thousand steps of a thousandth of the spacing each: a master copy accumulates them, rounding to nearest loses
+ * all. */
 TEST(small_steps_add_up_in_a_master_copy)
 {
     for (int32_t master = 0; master < 2; master++) {
@@ -103,7 +104,8 @@ TEST(stochastic_rounding_is_right_on_average)
         CHECK(got[i] == test_round(TCH_BFLOAT16, got[i]), "element %d is no bfloat16", i);
         CHECK(nearest[i] == 1.5, "rounding to nearest has moved element %d to %g", i, nearest[i]);
     }
-    /* A step rounds up or down with chances 0.872 and 0.128: a deviation of 0.334 spacings of 2^-7, 40 times. */
+    /* A step rounds up or down with probabilities 0.872 and 0.128: a standard deviation of 0.334 spacings of 2^-7, 40
+     * times. */
     double deviation = 0x1p-7 * sqrt(40.0 * 0.872 * 0.128);
     CHECK(fabs(mean - 1.46) < 5.0 * deviation / sqrt(MANY), "the mean is %.6f, expected 1.46", mean);
     CHECK(fabs(sqrt(square) / deviation - 1.0) < 0.05, "the deviation is %g, expected %g", sqrt(square), deviation);
@@ -111,7 +113,7 @@ TEST(stochastic_rounding_is_right_on_average)
     CHECK(memcmp(got, other, MANY * sizeof *got) != 0, "another seed is bitwise-identical");
 }
 
-/* Two blocks with the same numbers and gradients: the same steps, but not rounded by the same random numbers. */
+/* Two blocks with the same values and gradients: the same steps, but different random rounding. */
 TEST(blocks_are_rounded_apart)
 {
     enum { ROWS = 8, COLS = 16 };
@@ -142,10 +144,10 @@ TEST(blocks_are_rounded_apart)
     trial_close(&t);
 }
 
-/* --- steps that are not taken ------------------------------------------------------------------------------------ */
+/* --- skipped steps ----------------------------------------------------------------------------------------------- */
 
-/* How a step is refused: by a gradient that is not finite, or by what loss scaling has found, which counts whether or
- * not the step would have looked itself. */
+/* Reasons to skip a step: a non-finite gradient, or the result of loss scaling, which applies even if the step itself
+ * does not check. */
 typedef struct refusal {
     tch_nonfinite policy;
     bool told;
@@ -157,7 +159,7 @@ static const refusal refusals[] = {{TCH_NONFINITE_SKIP, false},
                                    {TCH_NONFINITE_RAISE, true},
                                    {TCH_NONFINITE_IGNORE, true}};
 
-/* The status and the message by the policy, and not a bit of parameters or state has changed. */
+/* Status and message by the policy; parameters and state are bitwise unchanged. */
 static void take_bad_step(trial *t, const refusal *r, int32_t parameter, double bad)
 {
     double *before[TRIAL_MOST_PARAMETERS];
@@ -189,7 +191,7 @@ static void take_bad_step(trial *t, const refusal *r, int32_t parameter, double 
     trial_check_snapshot(t, -1, state);
 }
 
-/* Of two groups. A GPU may follow a basis once more at a skipped step in which that was due: there it is not. */
+/* Of two groups. A GPU may update a due basis once more at a skipped step: here none is due. */
 static void refuse_steps(tch_context *context, tch_optim_kind kind)
 {
     const double bad[] = {NAN, INFINITY, -INFINITY};
@@ -217,7 +219,7 @@ static void refuse_steps(tch_context *context, tch_optim_kind kind)
     }
 }
 
-/* On a GPU the host learns a step later that roots were refreshed without the gradient of a skipped step. */
+/* On a GPU the host learns a step later that roots were refreshed without a skipped step's gradient. */
 TEST(skipped_refreshes_are_repeated)
 {
     trial t;
@@ -237,7 +239,7 @@ TEST(skipped_refreshes_are_repeated)
     trial_close(&t);
 }
 
-/* Not looked for: what it touches is spoiled, and a step later the optimizer still works on the others. */
+/* Without the check: affected values are spoiled, and a step later the optimizer still updates the others. */
 TEST(bad_gradients_are_ignored)
 {
     trial t;
@@ -255,8 +257,8 @@ TEST(bad_gradients_are_ignored)
     trial_close(&t);
 }
 
-/* The first steps are skipped, as they are at the beginning of training with a loss scale, and refreshes are far apart:
- * what the first good gradient gives must not wait for the next of them. */
+/* The first steps are skipped, as at the beginning of training with a loss scale, and refreshes are far apart: the
+ * first good gradient must be used before the next of them. */
 static void skipped_first(tch_context *context, tch_optim_kind kind)
 {
     trial t;
@@ -272,10 +274,10 @@ static void skipped_first(tch_context *context, tch_optim_kind kind)
     trial_close(&t);
 }
 
-/* --- gradients that are missing, or of two types ----------------------------------------------------------------- */
+/* --- missing gradients, or two types ----------------------------------------------------------------------------- */
 
-/* Each parameter has a gradient at some steps only, also of three of one shape, of which the last begins late: it then
- * keeps its numbers, and its state to the bit, also roots and bases that others of its shape refresh. */
+/* Each parameter has a gradient at some steps only, also of three of one shape, the last of which begins late: without
+ * one its values and state are bitwise unchanged, including roots and bases that others of its shape refresh. */
 static void miss_gradients(tch_context *context, tch_optim_kind kind)
 {
     for (int32_t stagger = 0; stagger < 2; stagger++) {
@@ -333,7 +335,7 @@ static void two_types(tch_context *context, tch_optim_kind kind)
 
 /* --- learning rates ---------------------------------------------------------------------------------------------- */
 
-/* The number on the device is lr: what AdamW is left with follows it too, by the ratio of its rate where it has one. */
+/* The device's number is lr: AdamW's rate follows it, keeping its ratio if it has one. */
 static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
 {
     const double scalar_rates[] = {0.0, 0.007};
@@ -358,11 +360,11 @@ static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
     }
 }
 
-/* What happens to the rates of a group between two steps. */
+/* Changes to a group's rates between two steps. */
 typedef enum rate_change {
     NO_CHANGE,
     BY_CALL,
-    BY_CALL_WITHOUT_RATIO, /* AdamW's part keeps its own rate, but for 0 */
+    BY_CALL_WITHOUT_RATIO, /* AdamW's rate is unchanged, unless 0 */
     BY_CONFIG,
     BY_CONFIG_WITHOUT_STEP,
     THE_END
@@ -443,8 +445,7 @@ static void change_rates(trial *t, tch_optim_config *c, rate_change how, double 
     }
 }
 
-/* The rate of AdamW's part, which is told by the group's configuration. The reference has a share from
- * fill_in_rate. */
+/* AdamW's rate, set by the group's configuration. The reference has a ratio from fill_in_rate. */
 static void rates_of_the_rest(tch_context *context, tch_optim_kind kind)
 {
     for (size_t i = 0; i < TEST_COUNT(scripts); i++) {
@@ -470,9 +471,9 @@ static void rates_of_the_rest(tch_context *context, tch_optim_kind kind)
     }
 }
 
-/* --- the same bits ----------------------------------------------------------------------------------------------- */
+/* --- bitwise reproducibility ------------------------------------------------------------------------------------- */
 
-/* From run to run, and where there is nothing but elements by however many threads. */
+/* Between runs and, for elementwise methods, numbers of threads. */
 static void repeat_steps(tch_context *context, tch_optim_kind kind)
 {
     static const trial_shape large[] = {{.ndim = 2, .shape = {96, 160}},

@@ -1,6 +1,6 @@
-/* Every kind of optimizer with every type of parameters and gradients, at the sizes at which a backend divides work:
- * around its chunks, long and thin, blocks with gaps between their rows, transposed, in memory that is aligned for
- * vectors and not, and more rectangles than one launch takes. Beside the references, and nothing else is written. */
+/* Every kind of optimizer with every type of parameters and gradients, at sizes around a backend's chunks: long and
+ * thin, blocks with gaps between their rows, transposed, aligned for vectors and not, and more rectangles than one
+ * launch takes. Compared with references; nothing else is written. */
 #include "support/elements.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
@@ -81,8 +81,8 @@ static void take_steps(trial *t, int32_t steps, double scale)
     }
 }
 
-/* With a master copy the only half-precision error is that of the last rounding. Without one each step adds its own, at
- * random up to a whole spacing. */
+/* With a master copy the only half-precision error is that of the last rounding. Without one each step adds its own,
+ * stochastically up to a whole spacing. */
 static void check(const trial *t, const type_case *type, int32_t steps)
 {
     for (int32_t i = 0; i < t->count; i++) {
@@ -112,7 +112,7 @@ static void run(tch_context *context, const tch_optim_config *config, const type
 }
 
 /* Every grafting has some of the types. Half types have all but the largest shapes, and so have, in two steps, an
- * emulated device and a CPU that uses the loops of an older one. */
+ * emulated device and a CPU that uses an older one's loops. */
 static void every_type(tch_context *context, tch_optim_kind kind)
 {
     tch_optim_config c = config_of(kind);
@@ -167,8 +167,7 @@ TEST(many_parameters)
     trial_for_every_kind(*state, "many parameters", many);
 }
 
-/* One element of one gradient, first, in the middle or last, keeps every parameter where it is; gaps hold NaN all the
- * time. */
+/* One NaN in one gradient, first, in the middle or last, leaves every parameter unchanged; gaps always hold NaN. */
 TEST(every_bad_gradient_is_found)
 {
     static const double bad[] = {NAN, INFINITY, -INFINITY};

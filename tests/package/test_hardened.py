@@ -1,7 +1,7 @@
-"""What the linker and the compiler were asked for is in the files that are handed out: python test_hardened.py FILE...
+"""Checks the hardening of released binaries: python test_hardened.py FILE...
 
-Read-only tables of addresses (RELRO, with all of them bound at the start), a stack that is not executed, programs that
-run at any address, and calls of what the stack protector and FORTIFY put in. SECURITY.md says what each is for.
+Read-only relocations (full RELRO), a non-executable stack, position-independent executables, and calls inserted by the
+stack protector and FORTIFY. SECURITY.md explains each.
 """
 
 import re

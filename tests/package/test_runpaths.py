@@ -1,7 +1,7 @@
-"""Where programs and libraries look for libraries: python test_runpaths.py FOLDER...
+"""Checks the library search paths of programs and libraries: python test_runpaths.py FOLDER...
 
-Every ELF file below the folders must name absolute folders, or such that are relative to itself, in its RUNPATH. An
-empty entry is the current folder, where anybody may have put a file.
+The RUNPATH of every ELF file below the folders must contain only absolute folders or ones relative to the file. An
+empty entry is the current folder, where anyone may have put a file.
 """
 
 import os
@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-# What CMake tries compilers with, and what other tests make while this one runs.
+# CMake's compiler checks, and files that other tests create concurrently.
 PASSED_OVER = {"CMakeFiles", "consumer", "kernel-cache"}
 
 
@@ -21,14 +21,14 @@ def elf_files(folder):
             try:
                 with open(file, "rb") as stream:
                     is_elf = stream.read(4) == b"\x7fELF"
-            except OSError:  # a link to nothing, or gone since it was listed
+            except OSError:  # a dangling link, or removed since it was listed
                 continue
             if is_elf and not os.path.islink(file) and not name.endswith(".o"):
                 yield file
 
 
 def entries(file):
-    """The folders of its RUNPATH or RPATH."""
+    """The folders of the file's RUNPATH or RPATH."""
     text = subprocess.run(["readelf", "-dW", file], capture_output=True, text=True, check=True).stdout
     for found in re.findall(r"\((?:RUNPATH|RPATH)\)[^\[]*\[(.*)\]", text):
         yield from found.split(":")

@@ -1,5 +1,5 @@
-"""Tries an installed torchium with the packages that are named on the command line: scripts/wheel runs it in fresh
-environments, and so can anyone who has installed the package."""
+"""Tries an installed torchium with the packages named on the command line: scripts/wheel runs it in fresh environments,
+and so can users."""
 
 import ctypes
 import subprocess
@@ -16,7 +16,7 @@ def has(name):
 
 
 def try_alone():
-    """Nothing but the standard library: the C library through its own interface, and the command."""
+    """Standard library only: the C library through ctypes, and the command."""
     library = ctypes.CDLL(_C.library_path())
     library.tch_version.restype = ctypes.c_char_p
     assert library.tch_version().decode() == torchium.__version__

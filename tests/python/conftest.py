@@ -1,8 +1,8 @@
-"""What the Python tests share: the devices they run on, and the seed of their random numbers.
+"""Shared fixtures: devices, and seeds of random numbers.
 
-A test that takes the fixture `device` runs on the CPU, and once more, marked `gpu`, where a GPU can be used by PyTorch
-and by the library. TORCHIUM_TEST_SEED, as for the tests in C, changes all numbers; the word `random` draws a seed,
-which pytest prints at its head.
+A test with the fixture `device` runs on the CPU, and again, marked `gpu`, if PyTorch and the library can use a GPU.
+TORCHIUM_TEST_SEED, as in the C tests, changes all numbers; the word `random` draws a seed, which pytest prints in its
+header.
 """
 
 import functools
@@ -22,7 +22,7 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path):
-    """Files that import PyTorch at their beginning are left out where it is missing."""
+    """Files that import PyTorch are skipped if it is missing."""
     if collection_path.suffix == ".py" and importlib.util.find_spec("torch") is None:
         return "\nimport torch\n" in collection_path.read_text(encoding="utf-8") or None
     return None
@@ -54,21 +54,21 @@ def device(request):
 
 @pytest.fixture(autouse=True, scope="session")
 def kernel_cache(tmp_path_factory):
-    """Kernels are kept in the folder of the build, where ctest names one, and stay out of the user's."""
+    """Kernels are cached in the build folder, if ctest sets one, instead of the user's."""
     if "TORCHIUM_CACHE" not in os.environ:
         os.environ["TORCHIUM_CACHE"] = str(tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture
 def gpu():
-    """For a test that is about GPUs, and marked so."""
+    """For tests of GPUs, marked so."""
     if why_no_gpu() is not None:
         pytest.skip(why_no_gpu())
     return "cuda"
 
 
 def pytest_generate_tests(metafunc):
-    """A test that takes `kind`, and has no list of its own, runs with every optimizer that takes parameters."""
+    """A test with `kind`, and without its own list, runs with every optimizer of parameters."""
     marks = metafunc.definition.iter_markers("parametrize")
     if "kind" in metafunc.fixturenames and not any("kind" in mark.args[0] for mark in marks):
         from optim_cases import KINDS
@@ -78,9 +78,10 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def fresh_numbers(request):
-    """Seeds every generator by the run, the file and the test, so that one test alone repeats what it did among others.
+    """Seeds every generator by the run, the file and the test, so that a single test repeats its numbers.
 
-    The chapter is left out: a test that moves to another folder keeps its numbers."""
+    The folder is ignored: a test that moves to another one keeps its numbers.
+    """
     name = f"tests/python/{request.node.path.name}::{request.node.nodeid.partition('::')[2]}"
     seed = (SEED + zlib.crc32(name.encode())) % 2**31
     random.seed(seed)
@@ -94,7 +95,7 @@ def fresh_numbers(request):
 
 @pytest.fixture
 def one_thread():
-    """For what is small: threads would only wait for each other."""
+    """For small tensors: threads would only synchronize."""
     import torch
     from torchium import _C
 

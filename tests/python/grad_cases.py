@@ -1,5 +1,5 @@
-"""Layers and models whose per-sample gradients are tested, and the reference: a plain loop over the samples, in
-float64, with PyTorch's autograd.
+"""Layers and models for tests of per-sample gradients, and the reference: a plain loop over the samples, in float64,
+with PyTorch's autograd.
 
 Bounds. Forward and backward of everything here are sums of at most a few thousand products: in float64 they agree with
 the reference to about 1e-13 of the norm, and BOUND64 leaves a factor for cancellation; in float32, with rounding of
@@ -22,12 +22,12 @@ BOUND32 = 2e-5
 
 
 def loss_of(output, target):
-    """Each sample's loss: the mean square distance to its target, which is as large as its output."""
+    """Each sample's loss: the mean squared distance to its target, which is as large as its output."""
     return ((output - target) ** 2).flatten(1).mean(1)
 
 
 class Parts(nn.Module):
-    """Layers by their names, and what is done with them: a function of this module and the inputs."""
+    """Layers by name, and the function applied to them: a function of this module and the inputs."""
 
     def __init__(self, forward, **layers):
         super().__init__()
@@ -40,7 +40,7 @@ class Parts(nn.Module):
 
 
 class Add(nn.Module):
-    """A parameter of its own, used in its own forward: no rule."""
+    """A parameter used directly in forward(): no rule."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -51,12 +51,12 @@ class Add(nn.Module):
 
 
 def first_of(inner):
-    """What returns a tuple, as a module that returns a tensor."""
+    """Wraps a module that returns a tuple."""
     return Parts(lambda m, x: m.inner(x)[0], inner=inner)
 
 
 class Recurrent(nn.Module):
-    """No rule, and the samples in another dimension of each result: of y in the first or second, of the states, nested,
+    """No rule, and the samples in another dimension of each result: of y in the first or second, of the nested states
     in the second of [layers, samples, width]."""
 
     def __init__(self, layers, width, batch_first):
@@ -78,7 +78,7 @@ class Recurrent(nn.Module):
 
 
 class RecurrentModel(nn.Module):
-    """[samples, T, width] to [samples, width], by all that a recurrent module returns, from states of the samples."""
+    """[samples, T, width] to [samples, width], from all results of a recurrent module, with initial states."""
 
     def __init__(self, layers, width, batch_first=True):
         super().__init__()
@@ -112,7 +112,7 @@ def numbers(*shape):
     return lambda batch, dtype, device: torch.randn(batch, *shape, dtype=dtype, device=device)
 
 
-# Name: (how the module is made, the input of B samples). Each has a rule.
+# Name: (constructor, the input of B samples). Each has a rule.
 LAYERS = {
     "linear": (lambda: nn.Linear(5, 3), numbers(5)),
     "linear without bias": (lambda: nn.Linear(5, 3, bias=False), numbers(5)),
@@ -155,7 +155,7 @@ LAYERS = {
     "instance norm 2d": (lambda: nn.InstanceNorm2d(3, affine=True), numbers(3, 4, 5)),
 }
 
-# Each has none, and is run sample by sample.
+# None has a rule: they run sample by sample.
 UNITS = {
     "own parameter": (lambda: Add(3, 4), numbers(3, 4)),
     "scalar parameter": (lambda: Add(), numbers(3)),
@@ -189,7 +189,7 @@ def trained_batch_norm():
 
 
 class ConvNet(nn.Module):
-    """With operations in place behind layers, which hooks must survive."""
+    """With in-place operations after layers, which hooks must support."""
 
     def __init__(self):
         super().__init__()
@@ -209,7 +209,7 @@ class ConvNet(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Its activations are computed again in backward."""
+    """With activation checkpointing."""
 
     def __init__(self, inner, reentrant):
         super().__init__()
@@ -242,7 +242,7 @@ def with_weight(module, weight):
 
 
 def tied_linears():
-    """Two layers with one weight and biases of their own."""
+    """Two layers with one weight and separate biases."""
     first = nn.Linear(4, 4)
     second = with_weight(nn.Linear(4, 4), first.weight)
     return Parts(lambda m, x: m.second(torch.tanh(m.first(x))), first=first, second=second)
@@ -260,7 +260,7 @@ def tokens_twice():
 
 
 def mixed():
-    """A weight that a layer with a rule and a module without one share."""
+    """A weight shared by a layer with a rule and a module without one."""
     linear = nn.Linear(4, 4)
     other = with_weight(Doubled(4, 4), linear.weight)
     return Parts(lambda m, x: m.other(torch.tanh(m.linear(x))), linear=linear, other=other)
@@ -300,8 +300,8 @@ def make(name, batch, dtype, device):
 
 
 def reference(model, x, y, samples=None):
-    """By name: the gradients of each sample's own loss, [B, ...] in float64, one sample after the other; `samples` has
-    the arguments of each where they are not rows of x."""
+    """By name: gradients of each sample's own loss, [B, ...] in float64, one sample after the other; `samples` has the
+    arguments of each if they are not rows of x."""
     model = copy.deepcopy(model).double()
     rows = {n: [] for n, _ in model.named_parameters()}
     for i, arguments in enumerate([(x[i : i + 1],) for i in range(len(x))] if samples is None else samples):
@@ -318,7 +318,7 @@ def reference_norms(gradients):
 
 
 def error(value, expected):
-    """Of the norm of what was expected."""
+    """Relative to the norm of the expected value."""
     difference = (value.double() - expected).norm()
     return (difference / expected.norm().clamp(min=1e-30)).item() if expected.numel() else 0.0
 
@@ -331,7 +331,7 @@ def clipped(gradients, max_norm):
 
 
 def check(model, expected, bound):
-    """`grad_sample` of every parameter that is trained."""
+    """`grad_sample` of every trained parameter."""
     for name, p in model.named_parameters():
         if p.requires_grad:
             assert p.grad_sample is not None, name
@@ -351,7 +351,7 @@ def check_all(model, expected, arguments, y, bound=BOUND64, reduction="mean"):
     scale = 1 if reduction == "mean" else len(y)
     mean = {name: scale * g.sum(0) / max(1, len(y)) for name, g in expected.items()}
     wrapped = torchium.GradSampleModule(model, loss_reduction=reduction)
-    for _ in range(2):  # the first pass looks for uses beside modules, the second does not
+    for _ in range(2):  # the first pass looks for uses outside modules, the second does not
         wrapped.zero_grad()
         output = wrapped(*arguments)
         assert output.shape == plain.shape and error(output.detach(), plain.double()) < bound
@@ -368,7 +368,7 @@ def check_all(model, expected, arguments, y, bound=BOUND64, reduction="mean"):
         assert gradients or all(p.grad is None for p in model.parameters())
     check_clipped(model, mean, bound)
     limit = norms.median().item() if len(y) else 0.5  # so that some are clipped and some are not
-    for _ in range(2):  # as an optimizer's loop would
+    for _ in range(2):  # like an optimizer's loop
         model.zero_grad()
         with torchium.GhostClipping(model, limit, loss_reduction=reduction) as clipping:
             getattr(loss_of(model(*arguments), y), reduction)().backward()

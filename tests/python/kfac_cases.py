@@ -1,6 +1,5 @@
-"""What the tests of KFAC and of the natural gradient share: small models, and references in plain float64 PyTorch that
-look at one sample after the other.
-"""
+"""Shared by tests of KFAC and of the natural gradient: small models, and references in plain float64 PyTorch that
+process one sample at a time."""
 
 import copy
 import itertools
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-torch.set_num_threads(1)  # tensors are small: threads would only wait for each other
+torch.set_num_threads(1)  # tensors are small: threads would only synchronize
 torch.backends.cudnn.allow_tf32 = False  # convolutions of the models are compared in float32
 
 
@@ -51,7 +50,7 @@ def draw(*shape, device="cpu", dtype=torch.float64):
 
 
 def twin(model):
-    """The same numbers in float64 on the CPU, without anybody's hooks."""
+    """The same values in float64 on the CPU, without hooks."""
     other = copy.deepcopy(model)
     for module in other.modules():
         module._forward_hooks.clear()
@@ -69,14 +68,14 @@ def natural_gradient(rows, damping):
 
 
 def assert_close(actual, expected, tolerance, what=""):
-    """By the norm of the difference as a share of the norm."""
+    """Norm of the difference over the norm."""
     error = (actual.detach().double().cpu() - expected).norm() / expected.norm().clamp_min(1e-300)
     assert error < tolerance, f"{what} is off by {error:.2g}, allowed {tolerance:.2g}"
 
 
 def factors_of_samples(model, x, y):
     """{name: (A, G)} of the linear layers: mean outer products of the inputs, with a 1 for the bias, and of the
-    gradients of each sample's own loss, by one forward and backward pass for each."""
+    gradients of each sample's loss, by one forward and backward pass per sample."""
     seen, handles = {}, []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):

@@ -1,12 +1,12 @@
-"""Small models with the modules and names of those that people train, in the order in which they register them."""
+"""Small models with the modules and names of common ones, registered in the same order."""
 
 import torch
 from torch import nn
 
 
 class GPT2(nn.Module):
-    """As nanoGPT: the head tied to the embedding, positions in an embedding of their own. There are as many positions
-    as an MLP has hidden units, and as many words as that: sizes alone tell nothing."""
+    """Like nanoGPT: the head tied to the embedding, a position embedding. The numbers of positions, words and hidden
+    units of an MLP are equal, so that sizes do not identify parameters."""
 
     def __init__(self, words=256, positions=256, width=64, layers=2, tied=True):
         super().__init__()
@@ -58,11 +58,11 @@ def model_of(parts):
 
 
 def Llama(words=96, width=32, layers=2):
-    """As transformers has it: an untied lm_head beside the model, RMS norms, no biases."""
+    """Like transformers: an untied lm_head next to the model, RMS norms, no biases."""
     parts = {"model.embed_tokens": nn.Embedding(words, width)}
     for k in range(layers):
         parts |= {f"model.layers.{k}.self_attn.{n}_proj": nn.Linear(width, width, bias=False) for n in "qkvo"}
-        # As wide as there are words.
+        # as wide as the vocabulary
         parts |= {f"model.layers.{k}.mlp.{n}_proj": nn.Linear(width, words, bias=False) for n in ("gate", "up")}
         parts[f"model.layers.{k}.mlp.down_proj"] = nn.Linear(words, width, bias=False)
         parts[f"model.layers.{k}.input_layernorm"] = nn.RMSNorm(width)
@@ -70,13 +70,13 @@ def Llama(words=96, width=32, layers=2):
 
 
 def MetaLlama(words=96, width=32):
-    """As Meta writes it: the head is called output."""
+    """Like Meta's: the head is called output."""
     parts = {"tok_embeddings": nn.Embedding(words, width), "layers.0.wq": nn.Linear(width, width, bias=False)}
     return model_of(parts | {"norm": nn.RMSNorm(width), "output": nn.Linear(width, words, bias=False)})
 
 
 def ViT(width=32, classes=10):
-    """As torchvision: patches by a convolution, a class token and positions as parameters, heads.head."""
+    """Like torchvision: patches by a convolution, a class token and positions as parameters, heads.head."""
     parts = {"conv_proj": nn.Conv2d(3, width, 4, 4), "class_token": nn.Parameter(torch.zeros(1, 1, width))}
     parts["encoder.pos_embedding"] = nn.Parameter(torch.randn(1, 17, width))
     parts["encoder.layers.0"] = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True)
@@ -84,7 +84,7 @@ def ViT(width=32, classes=10):
 
 
 def ResNet(width=8, classes=10):
-    """As torchvision: convolutions, batch norms, fc."""
+    """Like torchvision: convolutions, batch norms, fc."""
     parts = {"conv1": nn.Conv2d(3, width, 7, bias=False), "bn1": nn.BatchNorm2d(width)}
     parts |= {"layer1.0": nn.Conv2d(width, width, 3, bias=False), "layer1.1": nn.BatchNorm2d(width)}
     return model_of(parts | {"fc": nn.Linear(width, classes)})

@@ -1,6 +1,5 @@
-"""What the tests of torchium.optim share: the classes by name, options under which every part of them works within a
-few steps, a small network, and a trial that steps an optimizer beside optimizers of single parameters.
-"""
+"""Shared by tests of torchium.optim: the classes by name, options that exercise every part of them within a few steps,
+a small network, and a trial that steps an optimizer and single-parameter optimizers together."""
 
 import copy
 import io
@@ -8,8 +7,8 @@ import io
 import torch
 import torchium.optim
 
-torch.set_num_threads(1)  # tensors are small: threads would only wait for each other
-torch.backends.cudnn.deterministic = True  # runs are compared to the bit
+torch.set_num_threads(1)  # tensors are small: threads would only synchronize
+torch.backends.cudnn.deterministic = True  # runs are compared bitwise
 
 SECOND_ORDER = ["shampoo", "soap", "muon", "normuon", "kl_shampoo"]
 
@@ -32,7 +31,7 @@ LIVELY = {
     "normuon": {"lr": 0.05, "weight_decay": 0.1},
     "kl_shampoo": {"lr": 0.02, "precondition_frequency": 3, "weight_decay": 0.1},
 }
-# The same for one parameter as for many: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
+# The same for one parameter as for many: roots to rounding, all refreshed at once. Float32 products on a GPU too.
 EXACT = {
     "shampoo": {"root_method": "eigen", "stagger": False, "relative_eps": 1e-3, "precision": "highest"},
     "soap": {"stagger": False, "precision": "highest"},
@@ -46,12 +45,12 @@ KINDS = list(CLASSES)
 
 
 def make(kind, params, **options):
-    """The optimizer of that name with the lively options, some of them changed."""
+    """The optimizer of that name with the above options, some overridden."""
     return CLASSES[kind](params, **(LIVELY[kind] | options))
 
 
 def exact(kind, **options):
-    """Options under which parameters together are updated as each by itself, to rounding."""
+    """Options under which updating parameters together equals updating each separately, to rounding."""
     return LIVELY[kind] | EXACT.get(kind, {}) | options
 
 
@@ -77,7 +76,7 @@ def small(device="cpu", dtype=torch.float32, seed=0):
 
 
 def batch(step, size=8, device="cpu", dtype=torch.float32):
-    """The inputs and targets of a step: the same for everybody who asks for it."""
+    """The inputs and targets of a step, the same for all callers."""
     generator = torch.Generator().manual_seed(1000 + step)
     x = torch.randn(size, 2, 4, 4, generator=generator).to(device=device, dtype=dtype)
     y = torch.randn(size, 3, generator=generator).to(device=device, dtype=dtype)
@@ -111,7 +110,7 @@ def trained(kind, device, steps=0, **options):
 
 
 def pair(kind, device, steps=0, **options):
-    """The same twice: a model, its optimizer, its twin, and the twin's."""
+    """Two equal pairs of a model and its optimizer."""
     return *trained(kind, device, steps, **options), *trained(kind, device, steps, **options)
 
 
@@ -129,7 +128,7 @@ def square_batch(step, device="cpu"):
 
 
 def train_square(model, optimizer, steps, first=0, parts=1):
-    """Training on whole batches, or with the gradients of their parts added up."""
+    """Training on whole batches, or with gradient accumulation over parts."""
     for step in range(first, first + steps):
         optimizer.zero_grad()
         for x in square_batch(step, next(model.parameters()).device).chunk(parts):
@@ -139,7 +138,7 @@ def train_square(model, optimizer, steps, first=0, parts=1):
 
 
 def assert_close(first, second):
-    """To the rounding of float64, enlarged by roots and bases."""
+    """float64 rounding, magnified by roots and bases."""
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=1e-9, atol=1e-9)
 
@@ -158,7 +157,7 @@ def assert_same_bits(first, second):
 
 # --- copies
 
-OTHER = {"lr": 1e-5, "weight_decay": 0.5}  # what a fresh optimizer has before it is loaded
+OTHER = {"lr": 1e-5, "weight_decay": 0.5}  # a new optimizer's entries before loading
 
 
 def through_file(saved, weights_only=True):
@@ -169,7 +168,7 @@ def through_file(saved, weights_only=True):
 
 
 def fresh(kind, model, **options):
-    """The same model in other memory with an optimizer that has other numbers."""
+    """The same model in other memory with an optimizer that has other hyperparameters."""
     twin = copy.deepcopy(model)
     return twin, make(kind, twin.parameters(), **(OTHER | options))
 
@@ -188,14 +187,14 @@ def tensors_of(optimizer):
 
 
 def draw(shape, generator):
-    """Normal numbers that float32 can hold, whose size falls along the tensor, so that factors have a spectrum."""
+    """Normal numbers exact in float32, with decreasing magnitude along the tensor, so that factors have a spectrum."""
     x = torch.randn(shape, generator=generator, dtype=torch.float32)
     return x * torch.linspace(1.0, 0.2, x.numel()).reshape(x.shape)
 
 
 class Reference:
-    """A copy of a parameter in an optimizer of its own, torchium's AdamW for what AdamW updates, with every number set
-    before each step. Tests in C compare the steps of each method with float64 references. `way` is the length of all
+    """A copy of a parameter in its own optimizer, torchium's AdamW for what AdamW updates, with every hyperparameter
+    set before each step. C tests compare the steps of each method with float64 references. `way` is the length of all
     steps."""
 
     def __init__(self, kind, parameter, **options):
@@ -209,7 +208,7 @@ class Reference:
         if not self.by_adamw:
             return {k: float(v) if k == "lr" else v for k, v in o.items() if not k.startswith("adamw_")}
         lr, decay = o.get("adamw_lr"), o.get("adamw_weight_decay")
-        if lr is None:  # of an lr on Muon's scale a share
+        if lr is None:  # a share of an lr on Muon's scale
             adjust = o.get("adjust_lr_fn", None if self.kind == "muon" else "match_rms_adamw")
             lr = (1.0 if adjust == "match_rms_adamw" else 0.3) * float(o["lr"])
         return {"lr": lr, "weight_decay": o.get("weight_decay", 0.0) if decay is None else decay}
@@ -239,7 +238,7 @@ class Trial:
         return {"params": added}
 
     def add_group(self, shapes, **options):
-        """A group added during training, whose numbers are those of the first where not given."""
+        """A group added during training, with the first one's hyperparameters unless given."""
         self.optimizer.add_param_group(self.add(shapes, self.references[0].options | options) | options)
 
     def step(self, missing=()):
@@ -256,14 +255,14 @@ class Trial:
         return self
 
     def follow(self, **numbers):
-        """Changes numbers in all groups and references."""
+        """Changes hyperparameters in all groups and references."""
         for group in self.optimizer.param_groups:
             group.update(numbers)
         for r in self.references:
             r.options.update(numbers)
 
     def check(self, tolerance):
-        """The distance of each parameter from its reference, as a share of the way."""
+        """The distance of each parameter from its reference, relative to the path."""
         for i, (p, r) in enumerate(zip(self.params, self.references, strict=True)):
             error = (p - r.values).norm().item() / (r.way or 1.0)
             stats = self.optimizer.stats()

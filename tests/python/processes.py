@@ -1,7 +1,5 @@
-"""Processes of tests, forked from a server that has loaded PyTorch and nothing else has happened in: loading it takes
-seconds, which every process that begins anew would spend again. The library is not loaded there, so that no process of
-these is a child of a fork to it.
-"""
+"""Test processes, forked from a server that has only loaded PyTorch, which takes seconds that every new process would
+spend again. The library is not loaded there, so that none of these is a forked child to it."""
 
 import inspect
 import multiprocessing
@@ -10,7 +8,7 @@ import subprocess
 import sys
 import traceback
 
-# What cannot be imported is left to the tests to say. The first optimizer of a process loads torch._dynamo.
+# Import errors are left to the tests. The first optimizer of a process loads torch._dynamo.
 LOADED = [
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
@@ -20,14 +18,14 @@ LOADED = [
 
 
 def server():
-    """The context whose processes are forked from the server, which starts with the first of them."""
+    """The multiprocessing context whose processes are forked from the server, which starts with the first of them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LOADED)
     return context
 
 
 def join_group(rank, size, folder, backend="gloo", **options):
-    """What a process of a group begins with. PyTorch is loaded by now, and not before: see above."""
+    """Initializes a process of a group. PyTorch is loaded by now, and not before: see above."""
     import torch
     import torch.distributed as dist
 
@@ -39,7 +37,7 @@ def join_group(rank, size, folder, backend="gloo", **options):
 
 
 def run_cases(rank, size, folder, cases, backend="gloo"):
-    """Runs functions of (size) or (size, folder) in a group; what went wrong goes into a file of this rank."""
+    """Runs functions of (size) or (size, folder) in a group; errors are written to a file of this rank."""
     dist = join_group(rank, size, folder, backend)
     failures = []
     for case in cases:
@@ -56,7 +54,7 @@ def run_cases(rank, size, folder, cases, backend="gloo"):
 
 
 def check_cases(folder, size, cases, *backend):
-    """The cases in processes of a group, which must find nothing wrong."""
+    """Runs the cases in processes of a group, without errors."""
     assert run_ranks(run_cases, size, str(folder), cases, *backend) == [0] * size
     said = "\n".join((folder / f"failures.{rank}").read_text() for rank in range(size))
     assert not said.strip(), said
@@ -64,7 +62,7 @@ def check_cases(folder, size, cases, *backend):
 
 
 def run_python(*arguments, **options):
-    """What a new Python prints, which must end well."""
+    """The output of a new Python, which must succeed."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
@@ -87,14 +85,14 @@ def load_checkpoint(model, optimizer, path):
 
 
 def _states_of(model, optimizer):
-    """PyTorch takes a step of nothing where there is no state yet."""
+    """PyTorch takes a step with zero gradients if there is no state yet."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 
 def run_ranks(function, size, *arguments, seconds=600):
-    """function(rank, size, *arguments) in `size` processes at once; their exit codes. Who takes longer is stopped."""
+    """Runs function(rank, size, *arguments) in `size` processes; returns their exit codes. Slow ones are killed."""
     context = server()
     ranks = [context.Process(target=function, args=(rank, size, *arguments)) for rank in range(size)]
     for process in ranks:

@@ -1,6 +1,6 @@
-"""Runs pytest for ctest: the same arguments, and exit status 77, which ctest shows as skipped, where no test ran.
+"""Runs pytest for ctest: the same arguments, and exit status 77, ctest's "skipped", if no test ran.
 
-Tests that want a GPU are not even collected where the library finds none: loading PyTorch to say so takes seconds.
+GPU tests are not even collected if the library finds no GPU: loading PyTorch only to skip them takes seconds.
 """
 
 import importlib.util

@@ -1,13 +1,12 @@
-/* Training that goes on for hours: refreshes of roots and bases, checkpoints, steps skipped by loss scaling and, on a
- * GPU, replays of recorded steps. Each method is trained twice. The first run goes on and on; the second is destroyed
- * after every round, made anew, and loaded from the checkpoint of the first. What is looked for:
+/* Training for hours: refreshes of roots and bases, checkpoints, steps skipped by loss scaling and, on a GPU, replays
+ * of recorded steps. Each method is trained twice. The first run continues without interruption; the second is
+ * destroyed after every round, recreated, and loaded from the checkpoint of the first. Checks:
  *
- *     - the parameters of both are bitwise-identical after every round;
- *     - the pool of the context, resident memory and open files are what they were when the first rounds were over;
- *     - the same program, started again, comes to the same fingerprints (scripts/soak does so).
+ *     - the parameters of both are bitwise identical after every round;
+ *     - the context's pool, resident memory and open files are as after the first rounds;
+ *     - a restarted program computes the same fingerprints (scripts/soak).
  *
- *     soak [--device cuda] [--seconds 3600 | --rounds 8] [--folder .]
- */
+ *     soak [--device cuda] [--seconds 3600 | --rounds 8] [--folder .] */
 #include <dirent.h>
 #include <math.h>
 #include <stdbool.h>
@@ -32,13 +31,13 @@ enum {
     PARAMETERS = 2 * LAYERS,
     BATCH = 64,
     STEPS = 100, /* of a round */
-    BATCHES = 8, /* of a round's data, one after the other */
+    BATCHES = 8, /* of a round's data, in sequence */
     WARM_ROUNDS = 4,
     OVERFLOW_EVERY = 23, /* steps, of which one has an infinite gradient */
     MOST_PARAMETER = 96 * 64
 };
 static const int64_t hidden[LAYERS - 1] = {96, 64};
-static const long resident_room = 2 << 20; /* what the C library's allocator may keep more, in bytes */
+static const long resident_room = 2 << 20; /* growth of the C library's allocator, in bytes */
 
 static void must(tch_status status)
 {
@@ -77,8 +76,8 @@ typedef struct data {
     int32_t labels[BATCHES * BATCH];
 } data;
 
-/* The class is the largest of some fixed linear functions, and for one row in eight anything: so that gradients never
- * vanish, however long this goes on. Every round has its own rows. */
+/* The class is the largest of some fixed linear functions, and random for one row in eight, so that gradients never
+ * vanish. Every round has its own rows. */
 static void make_data(data *d, uint64_t round)
 {
     for (int i = 0; i < BATCHES * BATCH; i++) {
@@ -106,7 +105,7 @@ typedef struct method {
     const char *name;
     tch_optim_kind kind;
     double lr;
-    bool kfac; /* in front of the optimizer; without loss scaling, since it looks at the gradients itself */
+    bool kfac; /* with the optimizer; without loss scaling, since it checks gradients itself */
 } method;
 
 static const method methods[] = {
@@ -160,7 +159,7 @@ static void make_optimizer(const place *at, run *r)
     must(tch_optimizer_create(at->context, &config, NULL, PARAMETERS, parameters, &r->optimizer));
 }
 
-/* The scale doubles after 16 good steps and falls at every OVERFLOW_EVERY-th: it goes up and down for ever. */
+/* The scale doubles after 16 good steps and halves at every OVERFLOW_EVERY-th, so it keeps changing. */
 static void start(const place *at, const method *m, run *r)
 {
     tch_network_config shape = TCH_NETWORK_CONFIG_INIT;
@@ -296,7 +295,7 @@ static int64_t fetch(const place *at, const run *r, int32_t index, float *values
     return tch_tensor_numel(from);
 }
 
-/* FNV-1a over the parameters of the first run, after they were compared with those of the second. */
+/* FNV-1a over the first run's parameters, after comparison with the second's. */
 static uint64_t compare(const place *at, const run *first, const run *second, uint64_t fingerprint)
 {
     static float a[MOST_PARAMETER];
@@ -321,7 +320,7 @@ static uint64_t compare(const place *at, const run *first, const run *second, ui
 typedef struct figures {
     tch_memory_info pool;
     long resident;  /* bytes */
-    int64_t misses; /* of the pool in this round: a state that was destroyed went back to the device */
+    int64_t misses; /* of the pool in this round: destroyed state was returned to the device */
     int files;      /* open */
 } figures;
 
@@ -491,7 +490,7 @@ static void soak_for(soak *s, double seconds, int64_t rounds)
 {
     double start_time = seconds_now();
     figures early = {.pool = TCH_MEMORY_INFO_INIT};
-    long resident[3] = {0}; /* at most in the first two tenths, in between, in the last */
+    long resident[3] = {0}; /* maximum in the first two tenths, in between, in the last */
     double share = 0.0;
     int64_t round = 0;
     int64_t misses = 0;

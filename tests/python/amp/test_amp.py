@@ -1,4 +1,4 @@
-"""torchium.amp.GradScaler beside torch.amp.GradScaler: the same scales, flags, parameters and state over many steps."""
+"""torchium.amp.GradScaler vs torch.amp.GradScaler: the same scales, flags, parameters and state over many steps."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ INFINITIES = {3, 4, 17, 30, 31, 32, 55}
 
 
 def gradients_of(parameters, step, scale, seed=0):
-    """Scaled gradients, fresh at every step, with an infinity or a NaN at some."""
+    """Scaled gradients, new at every step, with an infinity or a NaN at some."""
     generator = torch.Generator().manual_seed(1000 * seed + step)
     for parameter in parameters:
         fresh = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale
@@ -46,7 +46,7 @@ def train(scaler, optimizer, parameters, device, unscale=False, clip=None):
 
 
 def pair(device, make, **options):
-    """Theirs and ours, each with an optimizer and parameters of its own."""
+    """PyTorch's scaler and torchium's, each with its own optimizer and parameters."""
     for cls in (torch.amp.GradScaler, amp.GradScaler):
         parameters = parameters_for(device)
         scaler = cls(device, init_scale=2.0**10, growth_interval=5, **options)
@@ -77,7 +77,7 @@ def test_same_as_torch(name, unscale, device):
     expected = train(theirs, their_optimizer, their_parameters, device, unscale, clip)
     scales = train(ours, our_optimizer, our_parameters, device, unscale, clip)
     assert scales == expected
-    assert len(set(scales)) > 3  # it fell and it grew
+    assert len(set(scales)) > 3  # decreased and increased
     assert ours.state_dict() == theirs.state_dict()
     for a, b in zip(our_parameters, their_parameters, strict=True):
         bound = 1e-6 if other else 0
@@ -98,7 +98,7 @@ def test_unscale_divides_every_layout(device):
 
 @pytest.mark.parametrize("fused", [None, True])
 def test_two_optimizers_have_flags_of_their_own(fused, device):
-    """An infinity in one of them skips that one alone, and the scale falls once."""
+    """An infinity in one of them skips only that one, and the scale is reduced once."""
     first, second = parameters_for(device), parameters_for(device)
     optimizers = [torchium.optim.SGD(p, lr=0.1, fused=fused) for p in (first, second)]
     scaler = amp.GradScaler(device, init_scale=64.0)
@@ -116,7 +116,7 @@ def test_two_optimizers_have_flags_of_their_own(fused, device):
 
 @pytest.mark.parametrize("kind", ["sparse", "complex"])
 def test_gradients_that_only_torch_takes(kind):
-    """Handed on to PyTorch's own pass, with its results and its errors."""
+    """Falls back to PyTorch's implementation, with its results and errors."""
     results = []
     for cls in (torch.amp.GradScaler, amp.GradScaler):
         parameter = torch.ones(3, 2, requires_grad=True, dtype=torch.complex64 if kind == "complex" else torch.float32)
@@ -169,7 +169,7 @@ def test_no_gradients_at_all(device):
 
 @pytest.mark.parametrize("name", ["init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"])
 def test_a_number_without_memory_is_named(name):
-    """PyTorch compares it with 1 and ends the process."""
+    """PyTorch compares it with 1 and aborts the process."""
     hollow = torch.ones(())
     hollow.untyped_storage().resize_(0)
     with pytest.raises(TypeError, match=f"{name} must be a number, got a tensor without storage"):
@@ -207,4 +207,4 @@ def test_disabled():
     gradients_of(parameters, 0, 1.0)
     scaler.unscale_(torch.optim.SGD(parameters, lr=0.1))
     assert scaler.state_dict() == {} and scaler.get_scale() == 1.0 and not scaler.is_enabled()
-    assert isinstance(scaler, torch.amp.GradScaler)  # frameworks ask
+    assert isinstance(scaler, torch.amp.GradScaler)  # frameworks read it

@@ -1,6 +1,5 @@
-"""Lightning and Accelerate, where they are installed: mixed precision with clipping of gradients, beside a loop of
-PyTorch's that does the same. Both refuse or skip clipping where an optimizer says that it unscales by itself.
-"""
+"""Lightning and Accelerate, if installed: mixed precision with gradient clipping vs an equivalent PyTorch loop. Both
+reject or skip clipping if an optimizer declares that it unscales by itself."""
 
 import warnings
 
@@ -20,7 +19,7 @@ def loss_in(model, step, dtype):
 
 
 def plain_loop(kind, dtype, scaled, **options):
-    """What they should do: unscale, clip, step."""
+    """The expected steps: unscale, clip, step."""
     model = small("cpu")
     optimizer = make(kind, model.parameters(), **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=scaled)
@@ -62,7 +61,7 @@ def fit(kind, precision, **options):
     module = Module()
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE) if precision == "16-mixed" else None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Lightning says of loaders and loggers
+        warnings.simplefilter("ignore")  # Lightning's warnings about loaders and loggers
         trainer = pl.Trainer(
             accelerator="cpu",
             devices=1,
@@ -87,7 +86,7 @@ def test_lightning_clips(kind, precision):
 
 
 def test_lightning_refuses_to_clip_what_unscales_by_itself():
-    """As for the fused optimizers of PyTorch."""
+    """Like PyTorch's fused optimizers."""
     lightning()
     with pytest.raises(RuntimeError, match="performs unscaling of gradients internally"):
         fit("adamw", "16-mixed", fused=True)
@@ -110,7 +109,7 @@ def test_accelerate_clips(kind):
 
 
 def test_accelerate_notices_a_skipped_step(kind):
-    """Its scheduler waits where a step was skipped, which it knows by whether `step` was called."""
+    """Its scheduler does not advance after a skipped step, detected by whether `step` was called."""
     accelerate = pytest.importorskip("accelerate")
     accelerate.Accelerator(cpu=True)
     model = small("cpu")

@@ -1,7 +1,7 @@
-"""Mixed precision: GradScaler in both of its protocols, and gradients that are not finite. Half-precision
-parameters are compared in C (test_optim_types.c, test_optim_halves.c, test_stochastic_rounding.c).
+"""Mixed precision: GradScaler in both of its protocols, and non-finite gradients. Half-precision parameters are
+compared in C (test_optim_types.c, test_optim_halves.c, test_stochastic_rounding.c).
 
-A scale that is a power of two changes no bit of a gradient, so scaled training must give the very numbers of plain
+A scale that is a power of two changes no bit of a gradient, so scaled training must be bitwise equal to unscaled
 training.
 """
 
@@ -23,7 +23,7 @@ SCALE = 2.0**10
 
 
 def steady(kind, device):
-    """Refreshes that a skipped step cannot shift: the host, which plans them, does not learn of a skip on a GPU."""
+    """Refreshes unaffected by a skipped step: the host, which plans them, does not see skips on a GPU."""
     if kind == "soap" and device != "cpu":
         return {"precondition_frequency": 1000, "stagger": False}
     return {"precondition_frequency": 1} if kind in ("shampoo", "kl_shampoo") else {}
@@ -34,7 +34,7 @@ def scaler_for(device, **options):
 
 
 def train_scaled(model, optimizer, scaler, steps, first=0, unscale=False, spoil=()):
-    """Training with loss scaling; at the steps to spoil one gradient is infinite."""
+    """Training with loss scaling; at the given steps one gradient is infinite."""
     for step in range(first, first + steps):
         optimizer.zero_grad()
         scaler.scale(loss_of(model, step)).backward()
@@ -68,8 +68,8 @@ def test_only_fused_optimizers_scale_by_themselves(kind):
 
 @pytest.mark.parametrize("fused", [None, True])
 def test_step_directly(kind, fused, device):
-    """scaler.step without unscale_: a fused optimizer divides by the scale itself, and leaves the gradients as they
-    are; for the others the scaler does it."""
+    """scaler.step without unscale_: a fused optimizer divides by the scale itself, and does not change the gradients;
+    for the others the scaler does it."""
     model, twin = small(device), small(device)
     optimizer, beside = make(kind, model.parameters(), fused=fused), make(kind, twin.parameters())
     train_scaled(model, optimizer, scaler_for(device), 6)
@@ -82,7 +82,7 @@ def test_step_directly(kind, fused, device):
 @pytest.mark.parametrize("unscale", [False, True], ids=["direct", "unscale_"])
 @pytest.mark.parametrize("fused", [None, True])
 def test_an_infinite_gradient_skips_the_step(kind, fused, unscale, device):
-    """Nothing of the bad step remains but a smaller scale, from the very first step on."""
+    """A bad step only reduces the scale, even the first step."""
     model, twin = small(device), small(device)
     optimizer, beside = (make(kind, m.parameters(), fused=fused, **steady(kind, device)) for m in (model, twin))
     scaler = scaler_for(device)
@@ -95,11 +95,11 @@ def test_an_infinite_gradient_skips_the_step(kind, fused, unscale, device):
     train_scaled(model, optimizer, scaler, 3, first=3, unscale=unscale)
     go(twin, beside, 6)
     assert scaler.get_scale() == SCALE / 8
-    assert optimizer.stats()["skipped"] == (3 if fused else 0)  # the scaler skips the others before they see it
+    assert optimizer.stats()["skipped"] == (3 if fused else 0)  # the scaler skips the others beforehand
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
-# --- gradients that are not finite
+# --- non-finite gradients
 
 
 def bad_step(model, optimizer, value, step=90):
@@ -111,7 +111,7 @@ def bad_step(model, optimizer, value, step=90):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_skip(kind, value, device):
-    """The default: the whole step does nothing, state included, and is counted."""
+    """The default: the whole step is skipped, including state, and counted."""
     model, twin = small(device), small(device)
     optimizer, beside = (make(kind, m.parameters(), **steady(kind, device)) for m in (model, twin))
     bad_step(model, optimizer, value)
@@ -141,7 +141,7 @@ def test_raise(kind, device):
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "muon", "normuon"])
 def test_ignore(kind, device):
-    """Nobody looks: the parameter takes it."""
+    """Unchecked: the parameter becomes non-finite."""
     model, optimizer = trained(kind, device, nonfinite="ignore")
     bad_step(model, optimizer, float("nan"))
     assert not model.hidden.weight.isfinite().all()
@@ -153,7 +153,7 @@ def test_ignore(kind, device):
 
 
 def test_stochastic_rounding_draws_by_its_seed(device):
-    """A step of an eighth of the last place moves some elements by one place."""
+    """A step of 1/8 ulp moves some elements by one ulp."""
     results = []
     for seed in (1, 1, 2):
         p = torch.nn.Parameter(torch.ones(64, 64, device=device, dtype=torch.bfloat16))

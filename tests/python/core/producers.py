@@ -1,6 +1,6 @@
-"""Libraries of arrays that exist only here: they speak DLPack through ctypes, rightly or in any wrong way a test asks.
+"""Test doubles of array libraries, which implement DLPack through ctypes, correctly or with a chosen error.
 
-A Producer lends the memory of a NumPy array on the CPU, counts the calls of its deleter and notes what it was asked.
+A Producer exports the memory of a NumPy array on the CPU, counts calls of its deleter and records requests.
 """
 
 import ctypes as c
@@ -56,7 +56,7 @@ CODES = {"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}
 
 
 def describe(array, device=(CPU, 0)):
-    """The DLPack description of a NumPy array, as it should be."""
+    """The correct DLPack description of a NumPy array."""
     rank = array.ndim
     shape = (c.c_int64 * max(rank, 1))(*array.shape)
     strides = (c.c_int64 * max(rank, 1))(*(s // array.itemsize for s in array.strides))
@@ -111,7 +111,7 @@ class Producer:
 
 
 class OldProducer(Producer):
-    """From before DLPack 1.0: it knows neither max_version nor versioned capsules."""
+    """Older than DLPack 1.0: without max_version and versioned capsules."""
 
     def __init__(self, array, **options):
         super().__init__(array, versioned=False, **options)

@@ -1,4 +1,4 @@
-"""Arrays come in by DLPack without copying: every layout, every library, and every way a producer can be wrong."""
+"""Arrays are imported by DLPack without copying: every layout, every library, and every error of a producer."""
 
 import gc
 import sys
@@ -22,7 +22,7 @@ def close(actual, expected, tolerance=1e-12):
 
 
 def product(a, b, rows=2, columns=None):
-    """By the library, into memory full of NaN."""
+    """Allocated by the library, filled with NaN."""
     out = poisoned(rows, columns or rows)
     _C.matmul(a, b, out)
     return out
@@ -54,7 +54,7 @@ def test_layouts_of_inputs(layout, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_outputs(layout):
-    """An output is written where it lies or refused; what lies between its elements stays."""
+    """An output is written in place or rejected; gaps between its elements are unchanged."""
     a = random_array(5, 7)
     out = LAYOUTS[layout](poisoned(5, 5))
     around = out.base if out.base is not None else out
@@ -85,7 +85,7 @@ def test_empty(shape):
 
 
 NO_ARRAY = r"^a \(of type .*\) (is not an array|does not tell its device)"
-# What is given for a, the exception, and its words.
+# The argument a, the exception, and words of its message.
 REFUSED = [
     *[(x, (TypeError, ValueError), r"\ba\b") for x in (np.float64(3.0), np.array(3.0), np.ones(3))],
     (np.zeros(9 * 8 + 1, np.uint8)[1:].view(np.float64).reshape(3, 3), ValueError, r"\ba\b.*not aligned"),
@@ -166,7 +166,7 @@ def test_strides_may_be_missing_and_offsets_count():
 
 
 def test_missing_strides_are_those_of_a_contiguous_array():
-    """An optimizer's parameter that tells its strides at first, and none at the step, is the same tensor."""
+    """An optimizer's parameter whose strides are given at first, and NULL at the step, is the same tensor."""
     array = random_array(3, 2)
     expected = array - 0.5
     optimizer = _C.Optimizer("cpu")
@@ -258,7 +258,7 @@ def test_other_capsules_stay_closed():
 
 
 class Answers:
-    """Gives what it is told to, or raises it."""
+    """Returns the given value, or raises it."""
 
     def __init__(self, capsule=None, device=(1, 0)):
         self.capsule, self.device = capsule, device
@@ -287,7 +287,7 @@ ANSWERS = [
         for answers in (Answers(error), Answers(device=error))
     ],
     (Answers(BufferError("no")), ValueError, WHO + ".*: no$"),
-    # What is not about the array passes.
+    # Exceptions that are not about the array propagate.
     *[(Answers(error()), error, "") for error in (KeyboardInterrupt, SystemExit, MemoryError)],
     *[(Answers(device=error()), error, "") for error in (KeyboardInterrupt, SystemExit, MemoryError)],
 ]
@@ -337,7 +337,7 @@ def test_immutable_libraries_are_read_and_never_written(module):
 def test_jax():
     jax = pytest.importorskip("jax")
     plain = random_array(4, 4, dtype=np.float32)
-    a = jax.device_put(plain, jax.devices("cpu")[0])  # which need not be where JAX puts arrays by itself
+    a = jax.device_put(plain, jax.devices("cpu")[0])  # not JAX's default device
     out = poisoned(4, 4, dtype=np.float32)
     _C.matmul(a, a, out)
     close(out, plain @ plain, 1e-5)
@@ -429,7 +429,7 @@ def test_libraries_mix(torch):
 
 
 def test_importing_may_change_what_was_borrowed(torch):
-    """A producer that takes another argument's memory away, in the middle of the call."""
+    """A producer that frees another argument's memory during the call."""
     a = torch.randn(3, 3, dtype=torch.float64)
 
     class Thief(Producer):
@@ -475,7 +475,7 @@ def test_vmap_is_refused(torch):
 
 
 def test_torch_without_the_table(torch):
-    """PyTorch before 2.10 exports by __dlpack__ alone, and not what requires gradients."""
+    """PyTorch before 2.10 exports by __dlpack__ only, and not if gradients are required."""
 
     class Old(torch.Tensor):
         __dlpack_c_exchange_api__ = None

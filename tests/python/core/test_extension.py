@@ -1,5 +1,5 @@
-"""The extension module: arguments, results that it makes, exceptions, threads, leaks. What its functions compute is
-compared in linalg/test_arrays.py."""
+"""The extension module: arguments, results it creates, exceptions, threads, leaks. linalg/test_arrays.py compares
+computed values."""
 
 import ast
 import gc
@@ -44,7 +44,7 @@ def positive(*batch, n=5):
 
 
 def test_on_a_device(device):
-    """On a GPU with torch's stream: work queued before the call is seen by it, and its result by what comes after."""
+    """On a GPU with torch's stream: ordered after work queued before the call, and before later work."""
     torch = pytest.importorskip("torch")
     stream = torch.cuda.Stream() if device == "cuda" else None
     with torch.cuda.stream(stream):
@@ -62,7 +62,7 @@ def test_on_a_device(device):
 
 # --- results that a call makes itself ---------------------------------------------------------------------------------
 
-# Calls with the place of their result, in which None is to be put, and its shape.
+# Calls with the index of their result, which is replaced by None, and its shape.
 MAKERS = {
     "matmul": (lambda t, out: _C.matmul(t(3, 4), t(4, 5), out), (3, 5)),
     "matmul, broadcast": (lambda t, out: _C.matmul(t(2, 1, 3, 4), t(6, 4, 5), out), (2, 6, 3, 5)),
@@ -86,7 +86,7 @@ MAKERS = {
 
 
 class Numbers:
-    """The same tensors again for each object that is made with one seed."""
+    """The same tensors for each object created with one seed."""
 
     def __init__(self, torch, device, seed):
         self.torch, self.device = torch, device
@@ -128,12 +128,12 @@ def test_made_eigenvectors(device):
 
 @pytest.mark.gpu
 def test_graph_capture():
-    """Calls recorded in a graph of PyTorch's, after a first run on another stream, as PyTorch's manual has it."""
+    """Calls captured in PyTorch's graph, after a first run on another stream, as PyTorch's manual recommends."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available() or _C.device_count("cuda") == 0:
         pytest.skip("no GPU")
     graphs = []
-    for n in (32, 96):  # the second needs more memory than the first was recorded with
+    for n in (32, 96):  # the second needs more memory than the first was captured with
         a = torch.randn(8, n, n, device="cuda")
         out, report = torch.empty_like(a), torch.empty(8, dtype=torch.int32, device="cuda")
 
@@ -211,7 +211,7 @@ def test_threads_setting():
 
 
 def test_the_stub_tells_the_truth():
-    """_C.pyi names what is there, no more and no less, and its arguments have the names it gives them."""
+    """_C.pyi has exactly the module's names, and the names of its arguments."""
     stub = ast.parse(Path(_C.__file__).with_name("_C.pyi").read_text())
     functions = {node.name: node.args for node in stub.body if isinstance(node, ast.FunctionDef)}
     names = functions.keys() | {node.name for node in stub.body if isinstance(node, ast.ClassDef)} | {"version"}
@@ -247,7 +247,7 @@ def test_import_again():
 
 
 def test_stable_abi():
-    """One binary for every Python from 3.10 on: it asks for nothing outside the stable ABI."""
+    """One binary for every Python from 3.10 on: it uses only the stable ABI."""
     try:
         listing = subprocess.run(["nm", "-D", "--undefined-only", _C.__file__], capture_output=True, text=True)
     except FileNotFoundError:
@@ -397,7 +397,7 @@ def test_reports_instead_of_exceptions():
 
 
 def test_each_thread_has_its_own_message():
-    """While other threads fail all the time, a call that fails reports its own failure."""
+    """While other threads fail continuously, a failing call reports its own error."""
     wrong = []
 
     def fail(n):
@@ -452,7 +452,7 @@ def test_many_threads(eager_switching):
             close(out @ out, a)
             memory = np.from_dlpack(_C.Memory((n, n), "float64", "cpu"))
             assert not memory.any()
-            memory[:] = np.nan  # the next one to get it must see zeros again
+            memory[:] = np.nan  # the next user of the memory must see zeros again
             with pytest.raises(ValueError, match="out"):
                 _C.matmul(a, a, poisoned(n + 1, n))
 
@@ -460,7 +460,7 @@ def test_many_threads(eager_switching):
 
 
 def test_the_gil_is_released():
-    """While one thread is in C for a good while, another goes on."""
+    """While one thread is in C, another one runs."""
     a, w = positive(n=400), poisoned(400)
     started, done = threading.Event(), threading.Event()
 
@@ -481,7 +481,7 @@ def test_the_gil_is_released():
 
 
 def test_the_end_of_a_process():
-    """Work and memory still out when the interpreter ends."""
+    """Work and memory pending at interpreter exit."""
     program = """
 import threading, numpy as np
 from torchium import _C
@@ -524,7 +524,7 @@ def every_kind_of_call(arrays):
         swallow(ValueError, _C.matmul, a, a, np.zeros((1, 2)))
         swallow(TypeError, _C.matmul, a, a, "text")
         swallow(TypeError, _C.matmul, a, b=a, wrong=out)
-    if len(arrays) == 3:  # torch's, which are made where they are not given
+    if len(arrays) == 3:  # torch's, allocated if not given
         a = arrays[2][0]
         assert _C.matmul(a, a, None).shape == (2, 2)
         assert len(_C.eigh(a, None, None, None)) == 2
@@ -567,6 +567,6 @@ def test_leaks():
     tracemalloc.stop()
     after = [sys.getrefcount(x) for pair in arrays for x in pair] + [sys.getrefcount(None)]
     assert after[:-1] == counts[:-1]
-    assert abs(after[-1] - counts[-1]) < 1000  # None, of which every call returns one
-    assert grown / rounds < 25  # bytes; no object is that small
+    assert abs(after[-1] - counts[-1]) < 1000  # None, which every call returns
+    assert grown / rounds < 25  # bytes; less than any object
     assert resident() - size < 8 << 20

@@ -1,8 +1,7 @@
-"""Children of a fork, as docs/troubleshooting.md promises them: they compute, on one thread, with objects of their own.
+"""Forked children, as documented in docs/troubleshooting.md: they compute, on one thread, with their own objects.
 
-Each test is a process of its own, in which nothing has happened but loading PyTorch: what a fork does to the threads of
-PyTorch and pytest is not looked at here. What a child reads is made before the fork, since PyTorch's own
-functions may hang in a child.
+Each test is a separate process that has only loaded PyTorch: the effect of a fork on threads of PyTorch and pytest is
+not tested. The child's input is created before the fork, since PyTorch's own functions may hang in a child.
 """
 
 import os
@@ -68,7 +67,7 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("using", [False, True])
 def test_workers_of_a_loader(run, using):
-    """Workers that load, and workers that also compute; the parent goes on between them."""
+    """Workers that load, and workers that also compute, while the parent continues."""
     run(f"""
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
@@ -108,7 +107,7 @@ for kind in [getattr(torchium.optim, name) for name in ("Shampoo", "KLShampoo", 
 
 
 def test_what_the_parent_made_raises(run):
-    """An optimizer's state belongs to the parent, and a child that would step it is told so in a sentence."""
+    """An optimizer's state belongs to the parent; a child that steps it gets an error that says so."""
     run("""
 optimizer = torchium.optim.AdamW(parameters)
 optimizer.step()

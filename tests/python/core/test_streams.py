@@ -1,7 +1,7 @@
-"""Which stream and which context a call on a GPU takes, and when it waits: on a module that only pretends to be CUDA's.
+"""Streams and contexts of calls on a GPU, and when they synchronize, on a fake CUDA module.
 
-Its memory is the host's and it keeps a diary (tests/support/backend/pretend_cuda.c). ctest sets TORCHIUM_BACKEND_PATH
-to where the module lies; without it there is nothing to test here.
+Its memory is host memory and it keeps a log (tests/support/backend/pretend_cuda.c). ctest sets TORCHIUM_BACKEND_PATH to
+the module's folder; without it the tests are skipped.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ library = ctypes.CDLL(module)
 
 
 def diary():
-    """What happened since the last time: ("made" | "stream" | "wait" | "gemm", context, device or stream)."""
+    """Log entries since the last call: ("made" | "stream" | "wait" | "gemm", context, device or stream)."""
     text = ctypes.create_string_buffer(1 << 16)
     library.pretend_take_diary(text, ctypes.c_size_t(len(text)))
     lines = map(str.split, text.value.decode().splitlines())
@@ -79,7 +79,7 @@ def capsule(table):
 
 
 class Tensor:
-    """An array on a pretended GPU, of a library whose table is on its type."""
+    """An array on a fake GPU, of a library with a table on its type."""
 
     __dlpack_c_exchange_api__ = capsule(tables["known"])
 
@@ -93,7 +93,7 @@ class TensorOfNewerLibrary(Tensor):
 
 
 def multiply(*, kind=Tensor, device=(CUDA, 0), **keywords):
-    """A product whose result is checked. Returns what the diary says about it."""
+    """A product whose result is checked. Returns its log entries."""
     a, out = kind(random_array(3, 3), device=device), kind(np.full((3, 3), np.nan), device=device)
     _C.matmul(a, a, out, **keywords)
     np.testing.assert_allclose(out.array, a.array @ a.array)
@@ -108,7 +108,7 @@ def clean():
 
 
 def gemm_of(entries):
-    """The (context, stream) of the one product in the diary."""
+    """The (context, stream) of the only product in the log."""
     [(_, context, stream)] = [entry for entry in entries if entry[0] == "gemm"]
     return context, stream
 
@@ -122,7 +122,7 @@ def test_a_call_runs_on_the_stream_of_its_arrays(kind):
     context, stream = gemm_of(multiply(kind=kind))
     assert stream == 7000
     assert current.asked == [(CUDA, 0)]
-    assert multiply(kind=kind) == [("gemm", context, 7000)]  # nothing is made, nothing waits, no stream is set
+    assert multiply(kind=kind) == [("gemm", context, 7000)]  # no creation, synchronization or change of stream
 
 
 def test_streams_have_contexts_of_their_own_up_to_a_handful():
@@ -135,7 +135,7 @@ def test_streams_have_contexts_of_their_own_up_to_a_handful():
     assert 1 < len(contexts) <= 5
     current.stream = 600
     assert len(multiply()) == 1
-    current.stream = 100  # was not used for longest, so its context has left
+    current.stream = 100  # least recently used, so its context has moved
     entries = multiply()
     assert [what for what, _, _ in entries] == ["stream", "gemm"]
 
@@ -156,7 +156,7 @@ def test_devices_have_contexts_of_their_own():
 
 @pytest.mark.parametrize(("kind", "stream", "told"), [(Producer, 0, 1), (Tensor, 100, 100)])
 def test_unknown_libraries_are_waited_for(kind, stream, told):
-    """A capsule's producer is told the stream of the call, and nobody tells it when the call is done: so it waits."""
+    """A capsule's producer gets the call's stream, but is not notified of its end: so the call synchronizes."""
     current.stream = 100
     a, out = Producer(random_array(3, 3), device=(CUDA, 0)), kind(np.full((3, 3), np.nan), device=(CUDA, 0))
     _C.matmul(a, a, out)
@@ -179,7 +179,7 @@ def test_a_given_stream_is_left_again():
 
 
 def test_errors_wait_too():
-    """What was queued before the error must be over when the arrays are given back."""
+    """Work queued before the error must be complete when the arrays are released."""
     a, out = Producer(random_array(3, 3), device=(CUDA, 0)), Producer(np.zeros((4, 4)), device=(CUDA, 0))
     with pytest.raises(ValueError, match=r"\[3, 3\]"):
         _C.matmul(a, a, out)
@@ -207,7 +207,7 @@ def test_page_locked_memory_and_that_of_several_processors_are_the_cpus(device):
 
 
 def test_threads_do_not_share_a_context():
-    """Every product is right while eight threads work on one stream, with as many contexts as were needed at once."""
+    """Every product is right while eight threads use one stream, with as many contexts as were needed at once."""
     current.stream = 100
 
     def work():
@@ -228,7 +228,7 @@ def test_threads_do_not_share_a_context():
 
 @pytest.fixture
 def capture(monkeypatch):
-    """A PyTorch that records a graph while `capture.on`."""
+    """A PyTorch that captures a graph while `capture.on`."""
     state = types.SimpleNamespace(on=False)
     torch_cuda = types.ModuleType("torch.cuda")
     torch_cuda.is_current_stream_capturing = lambda: state.on
@@ -237,9 +237,9 @@ def capture(monkeypatch):
 
 
 def test_captures_take_the_context_that_has_just_worked(capture):
-    current.stream = 8100  # where the work is done once, as PyTorch asks
+    current.stream = 8100  # warm-up, as PyTorch requires
     warm, _ = gemm_of(multiply())
-    current.stream = 8200  # where it is recorded
+    current.stream = 8200  # the captured call
     capture.on = True
     assert gemm_of(multiply()) == (warm, 8200)
     assert gemm_of(multiply()) == (warm, 8200)
@@ -251,11 +251,11 @@ def test_captures_take_the_context_that_has_just_worked(capture):
     assert second != warm
     current.stream = 8200
     capture.on = True
-    assert gemm_of(multiply()) == (second, 8200)  # the next graph's work was done there
+    assert gemm_of(multiply()) == (second, 8200)  # the next graph's warm-up was there
 
 
 def test_the_default_stream_is_never_recorded(capture):
-    """PyTorch is not asked there: a context that a graph may use would no longer serve ordinary calls."""
+    """Capture is not queried there: a context that a graph may use would no longer serve ordinary calls."""
     current.stream = 0
     context, _ = gemm_of(multiply())
     capture.on = True
@@ -284,7 +284,7 @@ def test_memory_and_streams():
 
 
 def test_memory_keeps_its_context_on_its_stream():
-    """Memory that is out comes back in the order of its context's stream, so that context goes nowhere else."""
+    """Allocated memory is freed in the order of its context's stream, so that context does not move."""
     memory = _C.Memory((4,), "float32", "cuda:1", stream=9000)
     current.stream = 9000
     context, _ = gemm_of(multiply(device=(CUDA, 1)))

@@ -1,4 +1,4 @@
-"""No argument crashes the interpreter, and what comes out is an exception of a natural type: see wrong_arguments.py."""
+"""No argument crashes the interpreter, and exceptions have appropriate types: see wrong_arguments.py."""
 
 import os
 import random
@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 @pytest.mark.parametrize(("calls", "alone"), [(2000, ()), (1000, ("--alone", "a tensor whose memory is gone"))])
 def test_wrong_arguments(calls, alone, tmp_path):
-    """With a fresh seed, which the output names; scripts/fuzz calls more."""
+    """With a random seed, which the output contains; scripts/fuzz runs more calls."""
     program = Path(__file__).with_name("wrong_arguments.py")
     log, seed = tmp_path / "call.txt", random.SystemRandom().randrange(2**31)
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}

@@ -1,12 +1,12 @@
-"""Calls every public function, constructor and method of the package with random wrong arguments: a program, so that a
-crash of the interpreter is seen from outside by test_wrong_arguments.py.
+"""Calls every public function, constructor and method of the package with random invalid arguments: a program, so that
+test_wrong_arguments.py detects a crash of the interpreter.
 
     python tests/python/core/wrong_arguments.py --seed 1 --calls 5000 [--only inverse_root] [--first 1234]
     python tests/python/core/wrong_arguments.py --seed 1 --seconds 3600
     python tests/python/core/wrong_arguments.py --seed 1 --calls 20000 --alone "a tensor whose memory is gone"
 
-Many arguments are right ones, found by the name of the argument, so that calls get past the first check.
-The call about to be made is written to --log before it is made. --first skips the calls before, for a debugger.
+Many arguments are valid, chosen by name, so that calls pass the first check. Each call is written to --log before it is
+made. --first skips earlier calls, for a debugger.
 """
 
 import argparse
@@ -41,12 +41,12 @@ MODULES = (
     "torchium.kernels",
 )
 ALLOWED = (TypeError, ValueError, RuntimeError, MemoryError, OSError, Mischief)
-# A function of the C library, which nobody can call from here. A message shows at most `tch_...`, as a prefix.
+# A C function's name, which Python users cannot call. A message contains at most `tch_...`, as a prefix.
 C_NAME = re.compile(r"\btch_[a-z]")
 SECONDS_FOR_A_CALL = 20
-# It touches no memory, whatever arrays and numbers it is given.
+# It does not access memory, for any arguments.
 SOURCE = "__global__ void nothing(float *x, int n) {}"
-# Beyond what is in use at the start: an absurd size must fail, not take the machine with it.
+# In addition to memory in use at the start: an absurd size must fail, not exhaust the machine.
 MEMORY = 4 * 2**30
 
 
@@ -69,7 +69,7 @@ def parameters(r):
 
 
 def allocate(size):
-    """(owner, address), as _C.Optimizer asks for it: aligned to 256 bytes."""
+    """(owner, address), as for _C.Optimizer: aligned to 256 bytes."""
     owner = torch.empty(size + 256, dtype=torch.uint8)
     return owner, (owner.data_ptr() + 255) // 256 * 256
 
@@ -79,7 +79,7 @@ def small_model(r):
 
 
 def subtract(a, b):
-    """A loss of the caller's, whose exceptions are passed on as they are."""
+    """A user's loss function, whose exceptions propagate."""
     try:
         return torch.sub(a, b)
     except OverflowError as error:
@@ -172,7 +172,7 @@ for _name in ("transpose", "return_residual", "channels_last", "nesterov", "maxi
 
 
 def argument(r, name, target, wildness):
-    """(what it is, the object): a right one, the default, or anything at all."""
+    """(description, object): a valid one, the default, or anything at all."""
     if r.random() >= wildness:
         if name in RIGHT:
             return "right", RIGHT[name](r)
@@ -185,8 +185,8 @@ def argument(r, name, target, wildness):
 
 
 class Target:
-    """Something to call. `make` gives the callable, fresh: methods come with a new object each time. `defaults` has its
-    arguments by name, with inspect.Parameter.empty for those without one."""
+    """A callable under test. `make` creates it anew: methods get a new object each time. `defaults` has its arguments
+    by name, with inspect.Parameter.empty for those without one."""
 
     def __init__(self, title, make, defaults, ours=True):
         self.title, self.make, self.defaults, self.ours = title, make, defaults, ours
@@ -209,7 +209,7 @@ def defaults_of_stub(arguments):
 
 
 def is_ours(function):
-    """What a class has from torch.optim.Optimizer is called too, but what it raises is PyTorch's affair."""
+    """Methods inherited from torch.optim.Optimizer are called too, but their exceptions are PyTorch's."""
     return (getattr(function, "__module__", None) or "").startswith("torchium")
 
 
@@ -233,7 +233,7 @@ def targets_of_class(title, cls):
         return
     yield Target(title, lambda: cls, defaults_of(cls), is_ours(cls.__init__))
     if cls is torchium.optim.TorchiumOptimizer:
-        return  # its methods are those of the classes made from it
+        return  # its methods are those of its subclasses
     for name in dir(cls):
         function = inspect.getattr_static(cls, name)
         if name.startswith("_") or isinstance(function, property) or not callable(getattr(cls, name)):
@@ -252,7 +252,7 @@ class Descent(torchium.optim.MatrixOptimizer):
 
 
 def specimen(cls):
-    """An object in the middle of its life, to call methods of."""
+    """An object in use, to call its methods."""
     if cls in (torchium.optim.KFAC, torchium.optim.NaturalGradient, torchium.optim.KFACPreconditioner):
         return stepped(cls)
     if issubclass(cls, torch.optim.Optimizer):
@@ -274,21 +274,21 @@ def specimen(cls):
 
 
 def stepped(cls):
-    """One that looks at a model's layers, after a step."""
+    """An object attached to a model's layers, after a step."""
     model = small_model(random)
     made = cls(model)
-    made.model = model  # which it may not outlive
+    made.model = model  # which must outlive it
     model(torch.ones(5, 3)).square().mean().backward()
     made.step()
     return made
 
 
-# Those of every _C.Optimizer made here.
+# Of every _C.Optimizer created here.
 PARAMETERS = [torch.ones(3, 2), torch.ones(4)]
 
 
 class BriefKernel:
-    """A _C.Kernel whose launches end soon: a grid of billions is right, and takes hours."""
+    """A _C.Kernel with limited launches: a grid of billions is valid, but takes hours."""
 
     made = None
 
@@ -324,7 +324,7 @@ def extension_specimen(name):
 
 
 def targets_of_extension():
-    """As _C.pyi has them: a name that is there and not in the module is an error of the stub."""
+    """As in _C.pyi: a name missing in the module is an error of the stub."""
     for node in ast.parse(Path(torchium.__path__[0], "_C.pyi").read_text()).body:
         if isinstance(node, ast.FunctionDef):
             yield Target(f"_C.{node.name}", lambda n=node.name: getattr(_C, n), defaults_of_stub(node.args.args))
@@ -351,9 +351,9 @@ def targets_of_extension_class(node):
 
 
 def one_wrong(r, target, label):
-    """One argument is this wrong thing, bare or in something else; the others are right as far as that is known."""
+    """One argument is this invalid object, bare or nested; the others are valid as far as known."""
     value = WILD[label](r)
-    key = value if isinstance(value, torch.Tensor) else id(value)  # not everything may be one
+    key = value if isinstance(value, torch.Tensor) else id(value)  # not everything can be nested
     wrapped = r.choice((value, value, value, [value], (value, value), {"a": value}, {key: "a"}))
     chosen = r.choice([*target.defaults] or ["surplus"])
     given = [(name, *argument(r, name, target, 0.0)) for name in target.defaults if name != chosen]
@@ -365,7 +365,7 @@ def arguments_for(r, target, alone=None):
     """Positional and keyword arguments, and a description of them."""
     if alone and target.ours:
         return one_wrong(r, target, alone)
-    wildness = r.choice((0.1, 0.4, 0.8))  # few, so that calls with many arguments get past their first check
+    wildness = r.choice((0.1, 0.4, 0.8))  # few, so that calls with many arguments pass their first check
     given = [(name, *argument(r, name, target, wildness)) for name in target.defaults]
     if r.random() < 0.3:
         given = given[: r.randrange(len(given) + 1)]
@@ -378,7 +378,7 @@ def arguments_for(r, target, alone=None):
 
 
 def call(target, positional, keywords):
-    """None where all is well, otherwise what is wrong."""
+    """The error, or None."""
     try:
         function = target.make()
         exercise(function(*positional, **keywords))
@@ -387,14 +387,14 @@ def call(target, positional, keywords):
         return f"speaks of C: {error}" if target.ours and C_NAME.search(str(error)) else None
     except Exception as error:
         if isinstance(error, BufferError) and target.title.endswith("__dlpack__"):
-            return None  # what DLPack asks for where an array cannot be handed out as it was wished
+            return None  # raised by DLPack if an array cannot be exported as requested
         return f"{type(error).__name__}: {error}" if target.ours else None
     return None
 
 
 def exercise(result):
-    """An optimizer that could be made with strange options must also take a step, or refuse to; and what looks at a
-    model must look at a pass."""
+    """An optimizer created with strange options must also take a step, or reject it; and an object attached to a model
+    must see a pass."""
     if isinstance(result, torchium.GradSampleModule):
         result(torch.ones(4, 3)).sum().backward()
     elif isinstance(result, torchium.per_sample_norms):
@@ -409,7 +409,7 @@ def exercise(result):
 
 
 def use_again(owner):
-    """Whatever its method was told, the object can go on."""
+    """After any method call the object still works."""
     if isinstance(owner, _C.Optimizer):
         owner.step(PARAMETERS, [torch.ones_like(parameter) for parameter in PARAMETERS])
     if isinstance(owner, _C.Kfac):
@@ -419,7 +419,7 @@ def use_again(owner):
 
 
 def megabytes():
-    """What the process has in memory."""
+    """Resident memory of the process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 10**6
 
 
@@ -447,10 +447,10 @@ def main():
     faulthandler.enable()
     targets = all_targets(options.only)
     os.environ["TORCHIUM_CACHE"] = tempfile.mkdtemp()
-    torchium.linalg.inverse_root(torch.eye(4), 2)  # threads and libraries are there before memory is limited
+    torchium.linalg.inverse_root(torch.eye(4), 2)  # threads and libraries are loaded before memory is limited
     limit_memory()
     for target in targets:
-        target.make()  # an object that cannot be made would hide what its methods do
+        target.make()  # an object that cannot be created would leave its methods untested
     wrong = []
     end = time.monotonic() + options.seconds
     done = early = 0

@@ -1,5 +1,5 @@
-"""Things people, and other libraries, may pass by mistake. Each maker takes a random.Random and returns a fresh object,
-so that a call that spoils its argument spoils nothing else."""
+"""Objects that users and other libraries may pass by mistake. Each maker takes a random.Random and returns a new
+object, so that a call cannot spoil another's argument."""
 
 import array
 import ctypes
@@ -11,10 +11,10 @@ from producers import Producer
 
 
 class Mischief(Exception):
-    """What the arguments themselves raise. It may come out of a call: it is the caller's own."""
+    """Raised by the arguments themselves. Calls may propagate it to the caller."""
 
 
-# --- objects that lie -------------------------------------------------------------------------------------------------
+# --- misbehaving objects ----------------------------------------------------------------------------------------------
 
 
 PROTOCOL = ("__dlpack__", "__dlpack_device__", "__float__", "__index__", "__bool__", "__len__", "__iter__")
@@ -40,7 +40,7 @@ for _name in PROTOCOL:
 
 
 class Returns:
-    """Whatever it was told, from everything."""
+    """Returns the given value from every method."""
 
     def __init__(self, value):
         self.value = value
@@ -50,14 +50,14 @@ class Returns:
 
     def __getitem__(self, index):
         if isinstance(index, int) and index > 3:
-            raise IndexError  # an end, as every sequence has: nobody survives reading one without
+            raise IndexError  # finite, like every sequence: reading an endless one exhausts memory
         return self.value
 
     __dlpack_device__ = __len__ = __dlpack__
 
 
 class Clears:
-    """An item that empties the list it is in while it is looked at."""
+    """An item that empties its list during iteration."""
 
     def __init__(self, items):
         self.items = items
@@ -86,7 +86,7 @@ def _cleared_list(_):
 
 
 class ExchangeLiar:
-    """Claims the table that torch tensors have on their type."""
+    """Claims the table of torch's tensor type."""
 
     __dlpack_c_exchange_api__ = "not a capsule"
 
@@ -112,7 +112,7 @@ IMPOSSIBLE = (
 
 
 class Capsule(Producer):
-    """A 3 by 3 float32 matrix, old or versioned, with one field changed to something that cannot be."""
+    """A 3 by 3 float32 matrix, old or versioned, with one invalid field."""
 
     def __init__(self, random):
         change = random.choice(IMPOSSIBLE)
@@ -243,12 +243,12 @@ WILD = {
 }
 
 
-# What PyTorch itself does not survive: its repr() of such a tensor ends the process.
+# Crashes PyTorch itself: its repr() of such a tensor aborts the process.
 NOT_FOR_TORCH = ("a tensor whose memory is gone",)
 
 
 def wild(random, for_torch=False):
-    """(what it is, the object)."""
+    """(description, object)."""
     label = random.choice([label for label in WILD if not (for_torch and label in NOT_FOR_TORCH)])
     value = WILD[label](random)
     return (f"{label} {value.label}" if isinstance(value, Capsule) else label), value

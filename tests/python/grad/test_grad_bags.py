@@ -1,5 +1,4 @@
-"""Gradients of single bags of an EmbeddingBag, and embeddings that renormalize their rows, against a loop over single
-bags by autograd."""
+"""Per-sample gradients of EmbeddingBag, and of embeddings with max_norm, vs a loop over single bags by autograd."""
 
 import copy
 
@@ -10,11 +9,11 @@ import torchium
 from torch import nn
 
 ROWS, WIDTH = 12, 5
-LENGTHS = (3, 0, 1, 7, 0)  # of bags that come by offsets
+LENGTHS = (3, 0, 1, 7, 0)  # of bags with offsets
 
 
 def bagged(**options):
-    """A bag in a model whose head knows nothing of bags."""
+    """A model with bags, whose head is an ordinary layer."""
     bag, head = nn.EmbeddingBag(ROWS, WIDTH, **options), nn.Linear(WIDTH, 3)
     return cases.Parts(lambda m, *inputs: torch.tanh(m.head(m.bag(*inputs))), bag=bag, head=head)
 
@@ -30,7 +29,7 @@ def flat_batch(device, weighted=False, last=False, lengths=LENGTHS):
 
 
 def single_bags(tokens, offsets, weights, last):
-    """The arguments of a call for each bag alone."""
+    """The arguments of a call for each single bag."""
     starts = offsets.tolist() if not last else offsets.tolist()[:-1]
     ends = offsets.tolist()[1:] + ([] if last else [len(tokens)])
     for start, end in zip(starts, ends, strict=True):
@@ -88,7 +87,7 @@ def test_weights_have_their_gradient(device):
 def test_bags_of_one_length(options, device):
     model = bagged(**options).double().to(device)
     tokens = torch.randint(ROWS, (4, 6), device=device)
-    tokens[1] = options.get("padding_idx", 2) % ROWS  # nothing but padding, or one token over and over
+    tokens[1] = options.get("padding_idx", 2) % ROWS  # only padding, or one token repeated
     y = torch.randn(4, 3, dtype=torch.float64, device=device)
     expected = reference(model, [(tokens[i : i + 1],) for i in range(4)], y)
     cases.check_all(model, expected, (tokens,), y)
@@ -148,7 +147,7 @@ def test_bags_that_are_refused(way):
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0])
 def test_renormalized_rows(norm_type, device):
-    """The rows that are used become shorter in the forward pass; then all is as without."""
+    """Rows in use are renormalized in the forward pass; everything else is the same."""
     model = nn.Embedding(7, 4, max_norm=0.5, norm_type=norm_type).double().to(device)
     x = torch.randint(5, (3, 6), device=device)
     y = torch.randn(3, 6, 4, dtype=torch.float64, device=device)

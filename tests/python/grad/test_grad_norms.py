@@ -1,4 +1,4 @@
-"""Norms of samples' gradients that are not formed, and sums of clipped ones, against a loop over single samples."""
+"""Ghost norms of per-sample gradients, and sums of clipped ones, vs a loop over single samples."""
 
 import grad_cases as cases
 import pytest
@@ -9,7 +9,7 @@ from torchium.utils.cuda_kernels import CUDAGradientOps
 
 
 def test_samples_after_none(device):
-    """One object, an empty batch between others."""
+    """One object, with an empty batch between others."""
     model, x, y = cases.make("gpt with tied head", 3, torch.float64, device)
     expected, norms = cases.clipped(cases.reference(model, x, y), 0.1)
     clipping = torchium.GhostClipping(model, 0.1)
@@ -23,7 +23,7 @@ def test_samples_after_none(device):
 
 
 def test_clipped_norms_are_below_the_limit(device):
-    """g max_norm / (|g| + 1e-6) is shorter than max_norm for every g, and a gradient that is left as it is, too."""
+    """g max_norm / (|g| + 1e-6) is shorter than max_norm for every g, and so is an unclipped gradient."""
     model = nn.Linear(6, 1, bias=False, dtype=torch.float64, device=device)
     for norm in (1e-9, 1e-7, 1e-6, 0.5, 1.0 - 2e-6, 1.0 - 5e-7, 1.0, 1.0 + 1e-7, 2.0, 1e9):
         for limit in (1.0, 1e-7):
@@ -85,7 +85,7 @@ def test_tf32_is_used_where_pytorch_may_use_it():
 
 
 def test_inputs_are_released_as_the_pass_goes(device):
-    """The captured input of a layer is free when the backward pass has come to the layer before it."""
+    """The captured input of a layer is freed once the backward pass has reached the previous layer."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
     held = []
     with torchium.per_sample_norms(model) as result:

@@ -1,4 +1,4 @@
-"""What cannot be right raises an error that names it, and leaves the model as it was."""
+"""Unsupported uses raise an error that names them, and leave the model unchanged."""
 
 import copy
 import re
@@ -65,7 +65,7 @@ def test_not_strict():
     wrapped = torchium.GradSampleModule(model, strict=False)
     wrapped(torch.randn(3, 4)).sum().backward()
     assert model[0].weight.grad_sample.shape == (3, 4, 4)
-    copied = copy.deepcopy(wrapped)  # which is as lenient
+    copied = copy.deepcopy(wrapped)  # which is as permissive
     copied(torch.randn(2, 4)).sum().backward()
     assert copied._module[0].weight.grad_sample.shape == (2, 4, 4)
 
@@ -112,7 +112,7 @@ def test_arguments_of_the_functions():
 
 
 class Table(nn.Module):
-    """A module with parameters and no input that says how many samples there are."""
+    """A module with parameters and no input that determines the number of samples."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +129,7 @@ def changes_input(model, x):
     return y
 
 
-# Name: the model on rows of six tokens, and what the message says.
+# Name: the model on rows of six tokens, and words of the message.
 WRONG = {
     "positions of all": (
         lambda: cases.Parts(
@@ -193,7 +193,7 @@ def run(way, model, x):
 
 
 class Scaled(nn.Module):
-    """A parameter of its own, and something that is done with what it gives."""
+    """A parameter of its own, and a function of its output."""
 
     def __init__(self, then, training=True):
         super().__init__()
@@ -222,7 +222,7 @@ MIXING = {
     "one for each sample": lambda m, h: list(h),
     "one number for each sample": lambda m, h: (h, *range(len(h))),
 }
-# What the message says of them where it is not that the numbers are others.
+# The message, where the reason is not that values differ.
 SHAPES = {
     "products of samples": r"shapes \[\[4, 4\]\] for 4 samples and \[\[1, 1\]\] for one",
     "one output": r"shapes \[\[6\]\] for 4 samples and \[\[6\]\] for one",
@@ -292,7 +292,7 @@ def test_mixed_samples_that_are_let_through():
 
 
 def test_trying_leaves_no_trace():
-    """Neither random numbers nor buffers are used up by looking whether a module mixes samples."""
+    """Checking whether a module mixes samples consumes no random numbers and updates no buffers."""
 
     class Counting(nn.Module):
         def __init__(self):
@@ -370,7 +370,7 @@ def test_backward_outside_the_block():
     with pytest.raises(RuntimeError, match="inside the `with` block"), torchium.per_sample_norms(model):
         loss = cases.loss_of(model(x), y).mean()
     with torchium.per_sample_norms(model) as result:
-        loss.backward()  # comes to layers of the block before, and is none of this one's
+        loss.backward()  # reaches layers of the previous block, and none of this one
         cases.loss_of(model(x), y).mean().backward()
     reference = cases.reference_norms(cases.reference(model, x, y))
     assert cases.error(result.norms, reference) < cases.BOUND32
@@ -413,7 +413,7 @@ def test_layer(options, error, words):
 
 
 def test_state_dict_takes_names():
-    """Beside NumPy's numbers as a prefix PyTorch went on and raised an IndexError."""
+    """In NumPy integers as a prefix PyTorch raised an IndexError."""
     module = torchium.GradSampleModule(torch.nn.Linear(3, 2))
     with pytest.raises(TypeError, match="prefix must be a string, got float"):
         module.state_dict(prefix=0.5)
@@ -424,7 +424,7 @@ def test_state_dict_takes_names():
 @pytest.mark.parametrize("name", ["per_sample_gradients", "per_sample_gradient_norms"])
 @pytest.mark.parametrize("which", ["inputs", "targets"])
 def test_a_tensor_without_memory_is_named(name, which):
-    """PyTorch reads it in the model or in the loss, and ends the process."""
+    """PyTorch reads it in the model or in the loss, and crashes the process."""
     given = {"inputs": torch.ones(4, 3), "targets": torch.ones(4, 2)}
     given[which].untyped_storage().resize_(0)
     function = getattr(CUDAGradientOps, name)

@@ -1,4 +1,5 @@
-"""Gradients, norms and clipped sums of samples against a loop over single ones; and what a GradSampleModule may do."""
+"""Per-sample gradients, norms and clipped sums vs a loop over single samples; and supported uses of
+GradSampleModule."""
 
 import copy
 import pickle
@@ -15,7 +16,7 @@ from torchium.utils.cuda_kernels import CUDAGradientOps
 @pytest.mark.parametrize("batch", [0, 1, 5])
 @pytest.mark.parametrize("name", cases.ALL)
 def test_samples_of(name, batch, device):
-    """Batches may be empty, as Poisson sampling may draw them: then sums are 0, and not a number divided by 0."""
+    """Batches may be empty, as with Poisson sampling: then sums are 0, and nothing is divided by 0."""
     model, x, y = cases.make(name, batch, torch.float64, device)
     cases.check_all(model, cases.reference(model, x, y), (x,), y)
 
@@ -57,7 +58,7 @@ def test_functions_leave_the_model_alone(name, batch, device):
 
 
 def pictures(model):
-    """All that hooks could leave behind."""
+    """Everything that hooks could leave behind."""
     return [
         (
             sorted(m.__dict__),
@@ -170,7 +171,7 @@ def test_is_the_model_for_others(device):
 def test_copies_are_their_own(device):
     model, x, y = cases.make("linear", 3, torch.float64, device)
     wrapped = torchium.GradSampleModule(model)
-    plain = copy.deepcopy(model)  # of the model inside, hooks and all
+    plain = copy.deepcopy(model)  # of the wrapped model, including hooks
     other = copy.deepcopy(wrapped)
     with torch.no_grad():
         plain.weight += 1.0
@@ -205,7 +206,7 @@ def test_two_passes_before_one_backward(device):
 
 @pytest.mark.parametrize("name", ["conv net", "gpt with tied head", "encoder layer"])
 def test_autocast(name, device):
-    """The activations and their gradients have bfloat16's 8 bits, so results have two or three of them less."""
+    """The activations and their gradients have bfloat16's 8 bits, so results have two or three bits less."""
     model, x, y = cases.make(name, 3, torch.float32, device)
     expected = cases.reference(model, x, y)
     with torchium.per_sample_norms(model) as result, torch.autocast(device, dtype=torch.bfloat16):
@@ -223,13 +224,13 @@ def test_autocast(name, device):
 
 
 def test_half_parameters(device):
-    """Sums are in float32 and rounded once, to bfloat16's 8 bits, which outputs and their gradients have too."""
+    """Sums are in float32 and rounded once, to bfloat16's 8 bits, as are outputs and their gradients."""
     model, x, y = cases.make("linear on sequences", 3, torch.bfloat16, device)
     cases.check_all(model, cases.reference(model, x, y), (x,), y, 0.03)
 
 
 def test_forward_of_a_single_object(device):
-    """One that was put into a module beside its class's is run as it is, and is there again at the end."""
+    """A forward() assigned to an instance is called, and restored at the end."""
     model, x, y = cases.make("linear", 3, torch.float64, device)
     forward = model.forward = lambda x: F.linear(x, model.weight) * 2
     wrapped = torchium.GradSampleModule(model)
@@ -252,7 +253,7 @@ def test_a_mistake_of_the_model_is_shown(device):
 
 
 def test_dropout_is_drawn_once(device):
-    """In modules that are run sample by sample too: the gradients of the samples are those of the very same pass."""
+    """Also in modules run sample by sample: per-sample gradients are those of the very same pass."""
     model = nn.Sequential(cases.Attention(8, 2, dropout=0.5), nn.Dropout(0.5), nn.Linear(8, 2)).to(device).double()
     x = torch.randn(4, 5, 8, device=device).double()
     wrapped = torchium.GradSampleModule(model)
@@ -285,7 +286,7 @@ def test_sequence_first(device):
 
 @pytest.mark.parametrize("layers, width", [(1, 2), (2, 2), (2, 3), (3, 4)])
 def test_states_with_the_samples_in_another_dimension(layers, width, device):
-    """Also where the numbers of samples, layers and features are the same, and with other results from call to call."""
+    """Also with equal numbers of samples, layers and features, and with results that vary between calls."""
     model = cases.RecurrentModel(layers, width).double().to(device)
     wrapped = torchium.GradSampleModule(model)
     for batch, states in ((1, True), (2, True), (3, True), (4, False), (2, False), (2, True), (4, True)):

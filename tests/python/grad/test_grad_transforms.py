@@ -1,5 +1,5 @@
-"""Transforms of torch.func over models that are looked at: refused in a sentence that names the way, and right where
-the looking is paused."""
+"""Transforms of torch.func over models with hooks: rejected with an error that names the alternative, and correct
+inside paused()."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ def values(model):
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-# Name: a function of a model and its input that goes through a transform.
+# Name: a function of a model and its input that uses a transform.
 TRANSFORMS = {
     "grad of parameters": lambda model, x: grad(lambda p: functional_call(model, p, (x,)).square().sum())(
         values(model)
@@ -52,7 +52,7 @@ WATCHERS = {
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("watch", WATCHERS.values(), ids=WATCHERS)
 def test_watched(watch, transform, device):
-    """Outside of paused(), in which the transform gives what it should."""
+    """Outside paused(), inside which the transform is correct."""
     model, x = small(device)
     expected = flat(transform(model, x))
     watching = watch(model)
@@ -63,9 +63,9 @@ def test_watched(watch, transform, device):
         for got, wanted in zip(flat(transform(model, x)), expected, strict=True):
             assert cases.error(got, wanted) < cases.BOUND64
     with torch.no_grad():
-        vmap(model)(x)  # nothing could come of it
+        vmap(model)(x)  # cannot work
     watching.zero_grad()
-    model(x).square().mean().backward()  # the ordinary pass is seen as before
+    model(x).square().mean().backward()  # ordinary passes are captured as before
     if isinstance(watching, nn.Module):
         assert model[0].weight.grad_sample.shape == (3, 5, 4)
     else:
@@ -95,7 +95,7 @@ def test_modules_without_a_rule(device):
 
 @pytest.mark.parametrize("name", ["conv net", "gpt with tied head", "own parameter"])
 def test_functional_call_without_a_transform(name, device):
-    """Other tensors in the parameters' places have the gradients of the samples, as they have the ordinary ones."""
+    """Substituted parameters have per-sample gradients, as they have ordinary ones."""
     model, x, y = cases.make(name, 3, torch.float64, device)
     expected = cases.reference(model, x, y)
     given = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""torchium.elementwise against PyTorch's own arithmetic in float64: broadcasting, types, layouts, gradients."""
+"""torchium.elementwise vs PyTorch in float64: broadcasting, types, layouts, gradients."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torchium
 
-# One rounding of each operation: sums and products of a few numbers near 1 stay within these of the float64 result.
+# One rounding per operation: sums and products of a few numbers near 1 are within these of the float64 result.
 BOUNDS = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 LAYOUTS = ("contiguous", "channels_last", "transposed", "strided", "expanded", "negated", "offset")
 
@@ -33,7 +33,7 @@ def close(result, expected, dtype=None):
 
 
 def laid_out(x, layout):
-    """The same numbers in other memory."""
+    """The same values with another layout."""
     if layout == "channels_last" and x.dim() == 4:
         return x.to(memory_format=torch.channels_last)
     if layout == "transposed" and x.dim() > 1:
@@ -381,7 +381,7 @@ def test_short_and_other_calls_in_turns(device):
 
 
 def test_numbers_that_tell_what_t_is(device):
-    """Where all inputs of type T are numbers, an int and a float mean different kernels."""
+    """If all inputs of type T are numbers, an int and a float mean different kernels."""
     scaled = torchium.elementwise("T a, float x", "T y", "y = a * (T)x", "scaled")
     x = torch.full((5,), 3.5, device=device)
     for _ in range(3):
@@ -403,7 +403,7 @@ def test_several_outputs(device):
         assert torch.equal(larger, torch.maximum(x, y))
         assert which.dtype == torch.int32 and torch.equal(which, (x < y).int())
         assert both.dtype == torch.float64 and torch.equal(both, x.double() + y.double())
-    out = x, torch.empty_like(which), torch.empty_like(both)  # one takes the place of an input
+    out = x, torch.empty_like(which), torch.empty_like(both)  # one replaces an input
     versions = [t._version for t in out]
     assert op(x, y, out=out) == out
     assert all(torch.equal(a, b) for a, b in zip(out, (larger, which, both), strict=True))

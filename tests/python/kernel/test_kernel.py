@@ -1,6 +1,6 @@
 """torchium.kernel: one CUDA C source on every device, its arguments, its errors, its cache.
 
-Everything is compiled into a folder of this run, so that nothing depends on what was compiled before.
+Kernels are compiled into a folder of this run, so that nothing depends on earlier ones.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ def test_grids_and_blocks(axpy, device, n, grid, block):
     x, y = (torch.randn(n, dtype=torch.float64, device=device) for _ in range(2))
     expected = torch.addcmul(y, x, torch.full_like(x, -1.25))
     assert axpy(grid, block, (-1.25, x, y, n)) is None
-    # One rounding of the product and one of the sum, or a single one where the compiler fuses them.
+    # One rounding of the product and one of the sum, or a single one if the compiler fuses them.
     assert torch.allclose(y, expected, rtol=1e-14, atol=1e-14)
 
 
@@ -180,7 +180,7 @@ def test_numpy_arrays(halve, axpy):
     try:
         axpy(1, 8, (2.0, fixed, y, 5))
     except TypeError:
-        return  # NumPy before 2.1 hands out no array that is read-only
+        return  # NumPy before 2.1 exports no read-only arrays
     assert (y == 2 * fixed).all()
 
 
@@ -238,7 +238,7 @@ def test_the_name_is_found(source, name):
     ],
 )
 def test_a_long_source_is_read_in_one_pass(unit):
-    """A time that grew with the square would not end before the test is stopped."""
+    """Quadratic time would exceed the test's timeout."""
     assert torchium.kernel("__global__ void f(int *x) {}\n" + (1_000_000 // len(unit)) * unit).name == "f"
 
 
@@ -454,7 +454,7 @@ def test_an_array_that_launches_the_kernel_itself(halve):
 
 
 def test_children_of_a_fork(halve):
-    """In a process without other threads: what a fork does with those of PyTorch is not ours."""
+    """In a process without other threads: the effect of a fork on PyTorch's is not tested."""
     program = f"""
 import os, torch, torchium
 torch.set_num_threads(1)

@@ -1,6 +1,5 @@
-"""KFAC and its preconditioner against the definition with factors of single samples; which layers they take, and what
-they refuse. Methods, averages and types are compared with float64 references in C (tests/kfac).
-"""
+"""KFAC and its preconditioner vs the definition with per-sample factors; supported layers, and errors. Methods,
+averages and types are compared with float64 references in C (tests/kfac)."""
 
 import copy
 import math
@@ -122,7 +121,7 @@ def test_factors_of_positions_and_groups(device, sharing):
 
 
 class Mixed(nn.Module):
-    """Layers that KFAC takes, and others."""
+    """Supported layers, and others."""
 
     def __init__(self):
         super().__init__()
@@ -202,7 +201,7 @@ def test_a_module_used_twice_has_more_positions(device):
 
 
 def test_an_output_that_gets_no_gradient():
-    """Of two uses one is thrown away: the other counts."""
+    """Of two uses one is discarded: the other counts."""
     model = Twice().double()
     kfac = KFACPreconditioner(model, kl_clip=None)
     x, y = batch(model, 7)
@@ -216,7 +215,7 @@ def test_an_output_that_gets_no_gradient():
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (7, 2), (7, 2, 3)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_single_samples_and_operations_in_place(device, shape, bias):
-    """Also where PyTorch's layer gives a view, and where the samples have no dimension."""
+    """Also if PyTorch's layer returns a view, and without a sample dimension."""
     middle = nn.Linear(5, 4, bias=bias), nn.ReLU(inplace=True), nn.Linear(4, 3, bias=bias)
     model = nn.Sequential(*middle).double().to(device)
     plain = copy.deepcopy(model)

@@ -1,6 +1,5 @@
-"""What a training loop may do with KFAC: accumulation, loss scaling, half precision, passes that are not the loss's,
-sampled labels, a restart.
-"""
+"""KFAC in training loops: accumulation, loss scaling, half precision, passes other than the loss's, sampled labels,
+resume."""
 
 import contextlib
 import copy
@@ -56,7 +55,7 @@ def test_accumulation_is_one_big_batch(device, method):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_loss_may_be_a_mean_or_a_sum(device, reduction):
-    """Factors are those of single samples either way."""
+    """Factors are those of single samples in both cases."""
     model = mlp(device)
     kfac = KFACPreconditioner(model, loss_reduction=reduction)
     x, y = batch(model, 6)
@@ -76,7 +75,7 @@ SCALED += [(NaturalGradient, {"damping": 0.1, "update_freq": freq}) for freq in 
 @pytest.mark.parametrize("growth", [1, 2000])
 @pytest.mark.parametrize(("cls", "options"), SCALED)
 def test_loss_scaling(device, cls, options, growth):
-    """A scaled loss gives the same training; powers of two lose nothing."""
+    """A loss scale does not change training; powers of two are exact."""
     first = mlp(device, torch.float32)
     second = copy.deepcopy(first)
     plain = cls(first, lr=0.05, **options)
@@ -204,7 +203,7 @@ def test_batches_of_any_size(device):
 
 
 def test_passes_that_are_not_looked_at(device):
-    """Without gradients, in evaluation mode, paused, or in a step that updates no factors."""
+    """Without gradients, in evaluation mode, paused, or in a step that does not update factors."""
     model = mlp(device)
     kfac = KFACPreconditioner(model, factor_update_steps=2, inv_update_steps=2)
     x, y = batch(model, 8)
@@ -226,7 +225,7 @@ def test_passes_that_are_not_looked_at(device):
 def test_a_second_backward_pass_is_refused_by_name(cls):
     model = mlp()
     optimizer = cls(model)
-    optimizer.step()  # nothing has a gradient
+    optimizer.step()  # nothing requires gradients
     x, y = batch(model, 4)
     loss = mse(model(x), y)
     loss.backward(retain_graph=True)
@@ -239,7 +238,7 @@ def test_a_second_backward_pass_is_refused_by_name(cls):
 @pytest.mark.parametrize("declared", [1, 3])
 @pytest.mark.parametrize("cls", [KFAC, KFACPreconditioner, NaturalGradient])
 def test_accumulation_that_was_not_declared_is_refused(device, cls, declared):
-    """Factors would be too small by the square of the number of passes."""
+    """Factors would be too small by the squared number of passes."""
     model = mlp(device)
     optimizer = cls(model, accumulation_steps=declared)
     message = rf"{declared + 1} backward passes .* layer '4' .* accumulation_steps = {declared}:"
@@ -276,7 +275,7 @@ def evaluated(model, kfac, loss):
     model.train()
 
 
-# What a loop may do before a step: accumulation_steps, and the passes.
+# Before a step: accumulation_steps, and the passes.
 LOOPS = {
     "cleared": cleared(lambda model, kfac: kfac.zero_grad()),
     "cleared to 0": cleared(lambda model, kfac: kfac.zero_grad(set_to_none=False)),
@@ -292,8 +291,8 @@ LOOPS = {
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_passes_that_are_no_accumulation(device, loop, reentrant):
-    """Also with a layer that is used outside of checkpoints and in two of them, whose gradients come by several passes
-    inside one where these are reentrant."""
+    """Also with a layer used outside of checkpoints and in two of them, whose gradients come in several nested passes
+    if these are reentrant."""
     accumulation, passes = loop
     model = CheckpointedTwice(reentrant).double().to(device)
     optimizer = KFAC(model, lr=0.01, factor_update_steps=1, inv_update_steps=1, accumulation_steps=accumulation)
@@ -319,7 +318,7 @@ class CheckpointedTwice(nn.Module):
 
 
 def test_a_step_without_observations(device):
-    """In eval() mode, say: an error where there are no factors, else a warning that they are old."""
+    """In eval() mode, for instance: an error if there are no factors, else a warning that they are stale."""
     model = mlp(device).eval()
     kfac = KFACPreconditioner(model, factor_update_steps=2)
     kfac.step()  # without gradients either
@@ -335,7 +334,7 @@ def test_a_step_without_observations(device):
         train(model, optimizer, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(model, optimizer, 1)  # updates no factors
+        train(model, optimizer, 1)  # does not update factors
     assert optimizer.stats()["steps"] == 4 and optimizer.stats()["observations"] == 3
 
 
@@ -372,7 +371,7 @@ def test_gradient_checkpointing(device):
 
 
 def test_a_parameter_frozen_in_the_middle(device):
-    """Its bias: the factor is another one then, and begins anew; what stays keeps what it has."""
+    """Its bias changes: that factor is reset; the rest is kept."""
     model = mlp(device)
     optimizer = KFAC(model, lr=0.05, factor_update_steps=1, inv_update_steps=1)
     train(model, optimizer, 3)
@@ -386,14 +385,14 @@ def test_a_parameter_frozen_in_the_middle(device):
     assert torch.equal(before, model[0].bias)
 
 
-# --- the model's own labels -------------------------------------------------------------------------------------------
+# --- sampled labels ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("loss", "labels"), [("cross_entropy", 1), ("mse", 1), ("cross_entropy", 8)])
 def test_the_sampled_fisher_is_the_gauss_newton_matrix(device, loss, labels):
-    """For one layer its factor G is, in the mean over labels, that of the loss's Hessian by the outputs: summed over
-    the labels of a sample, whose loss is their mean. A factor is a mean of 40 000 draws: five standard errors of its
-    entries are below 0.03 of the largest."""
+    """For one layer the expectation of its factor G over labels is that of the loss's Hessian by the outputs: summed
+    over the labels of a sample, whose loss is their mean. A factor is a mean of 40 000 draws: five standard errors of
+    its entries are below 0.03 of the largest."""
     layer = nn.Linear(4, 3, bias=False) if labels == 1 else nn.Conv1d(4, 3, 1, bias=False)
     model = layer.double().to(device)
     kfac = KFACPreconditioner(model, fisher="sampled", factor_update_steps=1)
@@ -420,7 +419,7 @@ def test_sampling_wants_to_be_asked():
         kfac.step()
     kfac.observe_sampled(model(x), "mse")
     kfac.step()
-    kfac.step()  # updates no factors
+    kfac.step()  # does not update factors
     with pytest.raises(RuntimeError, match="fisher='sampled'"):
         KFACPreconditioner(mlp()).observe_sampled(model(x))
     with pytest.raises(ValueError, match="expected \\[samples, classes"):
@@ -457,7 +456,7 @@ def test_a_restart_goes_on_to_the_bit(device, cls, options):
 
 
 def test_state_inside_another_default_device():
-    """Counts stay on the host, for torch.distributed.checkpoint too, which wants them as tensors."""
+    """Counts stay on the host, as tensors for torch.distributed.checkpoint."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     optimizer = KFAC(model)
@@ -535,7 +534,7 @@ def test_a_state_of_the_beginning_begins_anew():
 
 @pytest.mark.parametrize("cls", [KFAC, KFACPreconditioner, NaturalGradient])
 def test_copies_and_hooks(cls):
-    """A copy of the model is another model; a copy of the optimizer is refused. Hooks come off in the end."""
+    """A copy of the model is not attached; copying the optimizer raises. Hooks are removed at the end."""
     model = mlp()
     x, y = batch(model, 4)
     for removed in (True, False):

@@ -1,6 +1,5 @@
-"""NaturalGradient against a dense solve over all parameters at once, in float64, with the per-sample gradients
-from one backward pass for each; and what it refuses by name.
-"""
+"""NaturalGradient vs a dense solve over all parameters at once, in float64, with per-sample gradients from one backward
+pass each; and its errors."""
 
 import copy
 
@@ -11,12 +10,12 @@ from kfac_cases import assert_close, batch, mlp, mse, natural_gradient, train, t
 from torch import nn
 from torchium.optim import NaturalGradient
 
-# The Gram matrix has the rounding of float64; the solve enlarges it by its largest eigenvalue over m damping.
+# The Gram matrix has float64 rounding, which the solve magnifies by its largest eigenvalue over m damping.
 BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-3}
 
 
 def expected_of(model, x, y, damping=0.05):
-    """By name: the gradients that a step is to leave."""
+    """By name: the expected gradients after a step."""
     rows = {n: g.cpu() for n, g in reference(twin(model).to(x.device), x, y).items()}
     return {n: g for n, g in natural_gradient(rows, damping).items() if model.get_parameter(n).requires_grad}
 
@@ -46,7 +45,7 @@ def test_natural_gradient_is_the_dense_solve(device, name, size, dtype):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_steps_follow_the_definition(device, every):
-    """Between updates each batch's own gradient is solved for with the Fisher matrix of the batch that was kept."""
+    """Between updates each batch's gradient is solved with the Fisher matrix of the stored batch."""
     model = mlp(device)
     plain = twin(model)
     options = {"momentum": 0.9, "weight_decay": 0.01}
@@ -72,7 +71,7 @@ def test_steps_follow_the_definition(device, every):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_micro_batches_are_one_batch(device, reduction, parts):
-    """Losses of single samples stay the same whatever the loss is over them."""
+    """Per-sample losses are independent of the loss's reduction."""
     model = mlp(device)
     optimizer = NaturalGradient(model, damping=0.05, loss_reduction=reduction, accumulation_steps=parts)
     x, y = batch(model, 9)
@@ -85,7 +84,7 @@ def test_micro_batches_are_one_batch(device, reduction, parts):
 
 
 def test_half_precision(device):
-    """Under autocast, and with a model in bfloat16: off by the rounding of 8 bits in each gradient."""
+    """Under autocast, and with a bfloat16 model: the error is the rounding to 8 bits in each gradient."""
     torch.manual_seed(0)
     wide = mlp(device, torch.float32, sizes=(5, 8, 3))
     x, y = batch(wide, 12)

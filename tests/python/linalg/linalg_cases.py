@@ -1,4 +1,4 @@
-"""Functions of torchium.linalg as a table: shapes of the arguments, the call, and the same in NumPy's float64."""
+"""Functions of torchium.linalg as a table: argument shapes, the call, and a NumPy reference in float64."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torchium import linalg
 
 BOUND = {"float64": 1e-12, "float32": 3e-4, "float16": 2e-3, "bfloat16": 8e-3}
 ROOT = BOUND | {"float64": 1e-9, "float32": 2e-3}
-PRODUCT = BOUND | {"float64": 1e-14, "float32": 1e-5}  # products have no condition to magnify anything
+PRODUCT = BOUND | {"float64": 1e-14, "float32": 1e-5}  # products have no condition number to magnify errors
 
 
 def wide(x):

@@ -1,10 +1,10 @@
-"""The functions of torchium.linalg on PyTorch, NumPy and JAX arrays: results of the same kind, dtype and numbers as
-NumPy's in float64, in batches that broadcast. Parts are skipped where a library is missing. What the functions compute
-for every size, condition and method is compared in C (tests/linalg).
+"""The functions of torchium.linalg on PyTorch, NumPy and JAX arrays: results have the same library and dtype, and agree
+with NumPy in float64, with broadcast batches. Parts are skipped if a library is missing. Values for every size,
+condition and method are compared in C (tests/linalg).
 
 Errors are in Frobenius norms relative to the result. A backward stable algorithm in float64 or float32 has n u times
 the condition of the function, here at most 100; half types are computed in float32 and rounded once, which is u of each
-element, and their inputs are taken as they are after rounding.
+element; the reference uses the rounded inputs.
 """
 
 import pytest
@@ -35,8 +35,8 @@ TYPES += [pytest.param(("cuda", d), marks=pytest.mark.gpu) for d in BOUND]
 
 @pytest.fixture(params=TYPES, ids=lambda p: "-".join(p))
 def make(request):
-    """Makes arrays of one kind and dtype from float64; `close` compares with what they then hold. Memory that a
-    function gets from PyTorch for its result is full of NaN, so that an element left out shows."""
+    """Creates arrays of one library and dtype from float64; `close` compares with their rounded values. Memory that
+    PyTorch allocates for a result is filled with NaN, to detect unwritten elements."""
     kind, dtype = request.param
     if kind == "cuda" and conftest.why_no_gpu() is not None:
         pytest.skip(conftest.why_no_gpu())
@@ -45,7 +45,7 @@ def make(request):
         return torch_array(x, dtype, "cuda") if kind == "cuda" else KINDS[kind](x, dtype)
 
     made.dtype = dtype
-    here = made(numpy.eye(2))  # skips where the library is missing
+    here = made(numpy.eye(2))  # skips if the library is missing
     made.on_gpu = not isinstance(here, numpy.ndarray) and here.__dlpack_device__()[0] != 1  # kDLCPU; JAX decides itself
     if kind not in ("torch", "cuda"):
         yield made
@@ -110,7 +110,7 @@ def test_orthogonalize(make, shape, method):
 
 @pytest.mark.parametrize("batch", [(), (2, 1), (0,)], ids=str)
 def test_nearest_kronecker(make, batch):
-    """The best is the leading singular triple of M with a row for each element of A and a column for each of B."""
+    """The optimum is the leading singular triple of M with a row for each element of A and a column for each of B."""
     m = make(numpy.random.randn(*batch, 6, 12))
     a, b, error = linalg.nearest_kronecker(m, (2, 4), (3, 3), return_error=True)
     assert a.shape == (*batch, 2, 4) and b.shape == (*batch, 3, 3) and error.shape == batch
@@ -201,7 +201,7 @@ def test_jax_tracers():
 
 
 def test_jax_results_last():
-    """Memory of a result belongs to its array alone."""
+    """A result's memory is not shared with other arrays."""
     jax = pytest.importorskip("jax")
     a = jax.numpy.asarray(positive(8, 8), "float32")
     results = [linalg.matrix_power(a, -0.5, 0.01 * k) for k in range(1, 40)]

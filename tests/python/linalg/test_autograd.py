@@ -1,7 +1,7 @@
-"""Gradients of the matrix functions: by differences in float64, by a second way to the same derivative, and the
-refusals of functions that have none.
+"""Gradients of the matrix functions: by differences in float64, by a second formula for the same derivative, and errors
+of functions without one.
 
-Powers and roots take symmetric matrices only, so differences are taken through the symmetric part of a free matrix.
+Powers and roots require symmetric matrices, so differences are taken through the symmetric part of a free matrix.
 """
 
 import pytest
@@ -60,7 +60,7 @@ def test_every_method_has_the_same_gradient(device):
 
 
 def test_gradients_in_every_layout(device):
-    """Of a view, and by a weight that is one number expanded or transposed."""
+    """Of a view, and with a weight that is one number expanded or transposed."""
     a = with_spectrum([[0.3, 1.0, 2.0]] * 4, device)
     view = torch.stack([a.detach(), a.detach()], -1)[..., 0].requires_grad_()
     weight = torch.randn(4, 3, 3, dtype=torch.float64, device=device)
@@ -134,7 +134,7 @@ def test_products(device, name):
     assert gradcheck(function, inputs)
     assert gradgradcheck(function, inputs)
     for k in range(len(inputs)):
-        # One input at a time: what is not wanted is not computed.
+        # One input at a time: unneeded gradients are not computed.
         some = [x.detach().requires_grad_(i == k) for i, x in enumerate(inputs)]
         result = function(*some)
         weight = torch.randn_like(result)
@@ -204,7 +204,7 @@ def test_vmap(device):
     assert torch.allclose(torch.vmap(linalg.matmul, (1, None), 1)(a.transpose(0, 1), b), (a @ b).transpose(0, 1))
     root, residual = torch.vmap(lambda x: linalg.inverse_root(x, 2, eps=0.1, return_residual=True))(a)
     assert root.shape == (4, 3, 3) and residual.shape == (4,)
-    # Leading dimensions of its own, and one of the two not mapped over.
+    # With its own leading dimensions, and one of the two not mapped over.
     c = torch.randn(2, 3, 3, dtype=torch.float64, device=device)
     assert torch.allclose(torch.vmap(linalg.matmul, (0, None))(a, c), a.unsqueeze(1) @ c)
     applied = torch.vmap(linalg.kronecker_apply, (None, 0, None))(c, a, c)

@@ -1,5 +1,5 @@
 """The matrix functions as operators: torch.library.opcheck, torch.compile without graph breaks, make_fx, export, fake
-and meta tensors. Compiled code must give what eager code gives, gradients included."""
+and meta tensors. Compiled code must agree with eager code, gradients included."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def wanted(*tensors):
 
 
 def operator_samples(device):
-    """Arguments for each operator, those with a gradient requiring one."""
+    """Arguments for each operator, requiring gradients if it has one."""
     a = positive(2, 4, 4, device=device)
     grad = random(2, 4, 4, device=device)
     left, right = random(2, 1, 3, 4, device=device), random(5, 4, 2, device=device)
@@ -146,7 +146,7 @@ def test_compiled_gradients(device):
 
 
 def test_compiled_by_inductor(device):
-    """Operators and views alone: anything elementwise would run a compiler for a quarter of a minute."""
+    """Operators and views only: anything elementwise would run a compiler for 15 seconds."""
     if device == "cuda":
         pytest.importorskip("triton")
     torch._dynamo.reset()
@@ -166,7 +166,7 @@ def test_compiled_refusals(device):
 
 
 def test_torch_that_comes_after_the_package():
-    """The first call of all happens inside of torch.compile."""
+    """The very first call is inside torch.compile."""
     program = """
 import torchium.linalg as linalg, sys
 assert "torch" not in sys.modules

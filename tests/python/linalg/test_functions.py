@@ -1,7 +1,5 @@
-"""What PyTorch tensors add to the matrix functions: the names of torchium.utils.cuda_kernels, views, errors that name
-their argument, the pool, devices. What the functions compute is compared in test_arrays.py; gradients and compilation
-have files of their own.
-"""
+"""PyTorch tensors in the matrix functions: the names of torchium.utils.cuda_kernels, views, errors that name their
+argument, the pool, devices. test_arrays.py compares values; gradients and compilation have their own files."""
 
 import math
 
@@ -18,7 +16,7 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 @pytest.fixture(autouse=True)
 def poisoned_memory():
-    """New memory comes filled with NaN."""
+    """New memory is filled with NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     assert torch.eye(2).new_empty(3, 3).isnan().all()
@@ -32,14 +30,14 @@ def sliced(x):
     return wider[..., 1:-1, 2:-1]
 
 
-# How tensors may lie in memory.
+# Layouts of tensors.
 LAYOUTS = {
     "transposed": lambda x: x.mT.contiguous().mT,
     "sliced": sliced,
     "stepped": lambda x: torch.stack([x, torch.full_like(x, math.nan)], -1)[..., 0],
     "expanded": lambda x: x[:1].expand(x.shape),
 }
-# Of two of them the reference is the library itself, on contiguous tensors.
+# For two functions the reference is the library itself, on contiguous tensors.
 IN_LAYOUTS = FUNCTIONS | {
     "orthogonalize": Case(((5, 3),), linalg.orthogonalize, None, {"float64": 1e-5}),
     "nearest": Case(((4, 6),), lambda m: linalg.nearest_kronecker(m, (2, 2), (2, 3))[0], None, {"float64": 1e-5}),
@@ -63,7 +61,7 @@ def test_layouts(device, name, layout):
 # --- other names
 
 
-# The other name of a function, and the same by its first.
+# The alias of a function, and the same by its first name.
 ALIASES = [
     (CUDAMatrixOps.matrix_sqrt_inv_eigen, lambda a: linalg.matrix_power(a, -0.25, 1e-8)),
     (
@@ -93,7 +91,7 @@ ALIASES = [
 
 @pytest.mark.parametrize(("other", "first"), ALIASES)
 def test_other_names(device, other, first):
-    """Of parameters, too, whose results require no gradient where none is asked for."""
+    """Also of parameters, whose results require no gradient under no_grad."""
     a = torch.nn.Parameter(torch.from_numpy(positive(3, 4, 4)).to(device))
     with torch.no_grad():
         got, expected = other(a), first(a)
@@ -280,7 +278,7 @@ def test_devices():
     assert info["allocated_memory"] <= info["cached_memory"]
     same = {**info, **cuda_kernels.cuda_memory_info("cuda:0")}
     again = cuda_kernels.cuda_memory_info(0)
-    assert again | {"free_memory": 0} == same | {"free_memory": 0}  # which others of the machine change
+    assert again | {"free_memory": 0} == same | {"free_memory": 0}  # changed by other processes
     with pytest.raises(ValueError, match="cuda:99"):
         cuda_kernels.cuda_memory_info(99)
     with pytest.raises(ValueError, match="cpu"):
@@ -288,10 +286,10 @@ def test_devices():
 
 
 def test_numbers_without_memory():
-    """PyTorch prints what does not fit an operator's schema, and reads a storage that is gone."""
+    """PyTorch prints arguments that do not fit an operator's schema, and reads freed storage."""
     hollow = torch.ones(3, 3)
     hollow.untyped_storage().resize_(0)
-    meta = torch.empty(3, 3, device="meta")  # which goes by the operator
+    meta = torch.empty(3, 3, device="meta")  # which uses the operator
     for numbers in (hollow, [3, hollow]):
         with pytest.raises(TypeError, match=r"shape_a must be a List.* got a tensor without storage"):
             torchium.linalg.nearest_kronecker(meta, numbers, [1, 3])

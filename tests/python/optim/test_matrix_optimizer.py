@@ -1,6 +1,5 @@
 """Optimizers written in Python on MatrixOptimizer: the trajectory of a plain loop, the contract of
-torch.optim.Optimizer, and messages for methods that return something else than they should.
-"""
+torch.optim.Optimizer, and messages for methods with wrong results."""
 
 import copy
 import importlib.util
@@ -27,7 +26,7 @@ MATRICES = 5
 
 
 class Momentum(MatrixOptimizer):
-    """B <- beta B + G, of which each row is a step of length 1."""
+    """B <- beta B + G, with each row normalized."""
 
     def __init__(self, params, lr=0.1, beta=0.9, **options):
         super().__init__(params, lr, beta=beta, **options)
@@ -73,7 +72,7 @@ def plain_step(p, gradient, buffer, lr, beta=0.9, weight_decay=0.0, sign=1.0):
 
 @pytest.mark.parametrize(
     "dtype, bound",
-    # Ten steps, each with a few roundings of numbers below 4; a half type rounds the parameter once a step.
+    # Ten steps, each with a few roundings of numbers below 4; a half type rounds the parameter once per step.
     [(torch.float32, 1e-5), (torch.float64, 1e-13), (torch.bfloat16, 10 * 2**-8), (torch.float16, 10 * 2**-10)],
 )
 @pytest.mark.parametrize("maximize", [False, True])
@@ -106,7 +105,7 @@ def test_trajectory(device, dtype, bound, maximize):
 
 
 def test_the_documents_shampoo():
-    """The optimizer of the example, by its kernel and by the library, beside Shampoo in float64."""
+    """The example's optimizer, with its kernel and with the library, vs Shampoo in float64."""
     spec = importlib.util.spec_from_file_location("matrix_optimizer", EXAMPLE)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
@@ -137,12 +136,13 @@ def test_the_documents_shampoo():
         steps(optimizer, params, 8)
         assert (optimizer.reason == "") == compiles and (compiles or "absent" in optimizer.reason)
         for p, e in zip(params, expected, strict=True):
-            # Eight steps of 0.1 |g| with |g| below 15, by roots of error 1e-3 (the library's tolerance) at most.
+            # Eight steps of 0.1 |g| with |g| below 15, by roots with an error of 1e-3 (the library's tolerance) at
+            # most.
             assert (p.detach().double().reshape(e.shape) - e).norm() <= 8 * 0.1 * 15 * 1e-3 * (0.02 if compiles else 1)
 
 
 def kl_shampoo():
-    """The class of the page, as the page has it."""
+    """The class as printed on the page."""
     text = PAGE.read_text(encoding="utf-8")
     code = next(block for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S) if "KLShampoo(t" in block)
     names = {}
@@ -182,14 +182,14 @@ def test_the_pages_kl_shampoo(device, period):
             expected[i] = (1 - 0.03 * 0.1) * expected[i] - 0.03 * white
         optimizer.step()
     for p, e in zip(params, expected, strict=True):
-        # Roots of error 1e-9, of condition 1e3; factors are made of the other side's.
+        # Roots of error 1e-9, of condition 1e3; factors depend on the other side's.
         assert (p.detach().cpu().reshape(e.shape) - e).abs().max() < 1e-6 * e.abs().max()
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("make", [Momentum, lambda groups: kl_shampoo()(groups, period=2)], ids=["momentum", "kl"])
 def test_several_matrices_in_a_parameter(make, case, device):
-    """As parameters of their own, to the bit; and so after a restart."""
+    """As separate parameters, bitwise; also after a restart."""
     shape, options, split = CASES[case]
     whole = torch.randn(shape, device=device, requires_grad=True)
     own = [part.detach().clone().requires_grad_() for part in split(whole)]
@@ -225,7 +225,7 @@ def test_resume_is_bitwise(device, dtype, way):
         saved = optimizer.state_dict()
         twin.load_state_dict(through_file(saved) if way == "file" else saved)
     assert twin.param_groups[0]["beta"] == 0.9 and twin.param_groups[0]["step"] == 3
-    steps(optimizer, params, 4, first=3)  # neither must write to the state of the other
+    steps(optimizer, params, 4, first=3)  # neither may write to the state of the other
     steps(twin, twins, 4, first=3)
     assert_same_bits(params, twins)
     for p, q in zip(params[:MATRICES], twins[:MATRICES], strict=True):
@@ -234,7 +234,7 @@ def test_resume_is_bitwise(device, dtype, way):
 
 
 def test_state_is_of_parameters():
-    """Whatever order they are stacked in, also after one has left or begun anew."""
+    """In any stacking order, also after one has left or was reset."""
     params = tensors([(3, 5)] * 4)
     twins = [p.detach().clone().requires_grad_() for p in params]
     optimizer, twin = Momentum(params), Momentum(twins[::-1])
@@ -255,7 +255,7 @@ def test_state_is_of_parameters():
 
 @pytest.mark.parametrize("nonfinite", ["skip", "ignore"])
 def test_state_stays_in_its_memory(nonfinite):
-    """Whether `direction` writes to it, gives another tensor, or exchanges two: a captured step reads it there."""
+    """Whether `direction` writes to it, returns another tensor, or exchanges two: a captured step reads it there."""
     params = tensors([(3, 3)] * 3)
 
     class Exchange(Momentum):
@@ -366,7 +366,7 @@ def test_nonfinite_gradients(where):
     rates = {"lr/Momentum": 0.1, "lr/AdamW": 0.1}
     assert optimizer.stats() == {"steps": 3.0, "skipped": 1.0} | rates
     after = optimizer.state_dict()
-    assert after["param_groups"] == [group | {"step": 3} for group in state["param_groups"]]  # which the host counts
+    assert after["param_groups"] == [group | {"step": 3} for group in state["param_groups"]]  # counted by the host
     for k, saved in state["state"].items():
         assert_same_bits(saved.values(), after["state"][k].values())
     optimizer.param_groups[0]["nonfinite"] = "raise"
@@ -379,7 +379,7 @@ def test_nonfinite_gradients(where):
 
 
 def test_the_first_gradients_are_not_finite():
-    """State does not begin with them."""
+    """State is not initialized by them."""
     params = tensors()
     optimizer = Momentum(params)
     set_gradients(params, 0)
@@ -406,7 +406,7 @@ class NoReadingBelow(TorchDispatchMode):
 
 
 def test_steps_read_no_tensor():
-    """Nor does a skipped one, whose counts come with stats()."""
+    """Nor by a skipped one; stats() has its counts."""
     params = tensors([(3, 5), (3, 5), (4, 6), (7,)])
     for optimizer in (Momentum(params, weight_decay=0.1), kl_shampoo()(params, period=100)):
         steps(optimizer, params, 1)
@@ -429,7 +429,7 @@ def test_steps_read_no_tensor():
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", [Momentum, lambda *a, **k: kl_shampoo()(*a, period=100, **k)], ids=["momentum", "kl"])
 def test_step_in_a_cuda_graph(gpu, make):
-    """Replayed as by calls, a skipped step included."""
+    """Replays equal calls, including a skipped step."""
     called = tensors([(12, 7), (12, 7), (5, 3, 2), (9,)], device=gpu)
     replayed = [p.detach().clone().requires_grad_() for p in called]
     for p in replayed:

@@ -1,4 +1,4 @@
-"""Constructors: how many arguments they have, groups of arguments, models, and what an optimizer prints."""
+"""Constructors: the number of arguments, groups of arguments, models, and repr."""
 
 import inspect
 
@@ -29,7 +29,7 @@ def test_at_most_eighteen_arguments(cls):
 
 
 def test_groups_of_arguments_are_keys_of_groups():
-    """As a dataclass, as a dictionary and as flat keywords they say the same."""
+    """Dataclass, dictionary and flat keywords are equivalent."""
     flat = {
         **{"adamw_lr": 0.5, "adamw_betas": (0.1, 0.2), "adamw_eps": 0.3, "adamw_weight_decay": 0.4, "use_adamw": True},
         **{"state_dtype": "int8", "packed_factors": True, "root_dtype": "bfloat16", "master_weights": True, "seed": 7},
@@ -90,7 +90,7 @@ def test_kfac_names_an_unknown_argument():
 
 @pytest.mark.parametrize("kind", [*CLASSES, *OF_MODELS])
 def test_a_model_and_what_is_printed(kind):
-    """Every optimizer takes a model, has a summary, and prints it with the options that are not defaults."""
+    """Every optimizer takes a model, has a summary, and prints it with non-default options."""
     made = (CLASSES | OF_MODELS)[kind](model(), weight_decay=0.125)
     names = [name for row in made.summary() for name in row.names]
     assert sorted(names) == sorted(name for name, _ in model().named_parameters())

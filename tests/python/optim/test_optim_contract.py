@@ -1,4 +1,4 @@
-"""The optimizers keep torch.optim's contract: construction, groups, closures, hooks; and they train."""
+"""The optimizers follow torch.optim's contract: construction, groups, closures, hooks; and they train."""
 
 import inspect
 import warnings
@@ -75,7 +75,7 @@ def test_shampoo_by_position():
 
 
 def test_cuda_shampoo_keeps_its_defaults():
-    """Of the class of this name that people come from; all else is Shampoo's."""
+    """Of the original class of this name; all else is Shampoo's."""
     before = {"lr": 0.03, "eps": 1e-4, "precondition_frequency": 100, "weight_decay": 0}
     before |= {"betas": (0.9, 1.0), "grafting": None}
     group = torchium.optim.CUDAShampoo([matrix()]).param_groups[0]
@@ -88,7 +88,7 @@ def test_cuda_shampoo_keeps_its_defaults():
 
 @pytest.mark.parametrize("make_muon", [torchium.optim.Muon, torchium.optim.NorMuon])
 def test_a_number_of_steps_alone_is_not_silent(make_muon):
-    """It chooses other polynomials than the default has."""
+    """Selects other polynomials than the default."""
     with pytest.warns(UserWarning, match="ns_steps is 5 and method is not given: 'polar_express' is used"):
         assert make_muon([matrix()], ns_steps=5).param_groups[0]["method"] == "polar_express"
     with warnings.catch_warnings():
@@ -103,7 +103,7 @@ def test_a_number_of_steps_alone_is_not_silent(make_muon):
 
 
 def test_parameters_in_every_form(kind, device):
-    """A list, an iterator, groups, named parameters and named groups, one without any beside them, train alike."""
+    """A list, an iterator, groups, named parameters and named groups, some without names, train alike."""
     forms = [
         lambda m: list(m.parameters()),
         lambda m: (p for p in m.parameters()),
@@ -194,7 +194,7 @@ def test_a_pre_hook_may_change_the_arguments():
 
 
 def test_numbers_of_other_types(kind, device):
-    """Whole numbers, NumPy's numbers and tensors of one element stand for the same number."""
+    """Integers, NumPy's numbers and tensors of one element are the same number."""
     results = []
     for lr in (0.25, np.float64(0.25), np.float32(0.25), torch.tensor([0.25])):
         model = small(device)

@@ -1,7 +1,7 @@
-"""Two processes with gloo: under DistributedDataParallel the replicas stay the same to the bit, and follow one process
-on the whole batch; ZeroRedundancyOptimizer; and an optimizer that was pickled in one process goes on in another.
+"""Two processes with gloo: under DistributedDataParallel the replicas are bitwise equal, and agree with one process on
+the whole batch; ZeroRedundancyOptimizer; and an optimizer pickled in one process continues in another.
 
-All of it runs in one pair of processes, whose results the tests look at one by one.
+Everything runs in one pair of processes, whose results the tests check one by one.
 """
 
 import datetime
@@ -33,7 +33,7 @@ RANKS = 2
 
 
 def replica(kind, rank, bare):
-    """A float64 model on this rank's share of each batch; `bare` wraps the optimizer, or not."""
+    """A float64 model on this rank's share of each batch; `bare`: the optimizer is not wrapped."""
     model = square()
     parallel = DistributedDataParallel(model)
     optimizer = bare(model, exact(kind))
@@ -64,7 +64,7 @@ def worker(rank, size, folder, pickled):
     torch.save(results, f"{folder}/rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the group, and sometimes abort the interpreter that takes itself down
+    os._exit(0)  # gloo's threads may outlive the group, and sometimes abort the interpreter at exit
 
 
 def trained(kind):

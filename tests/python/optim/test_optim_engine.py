@@ -1,6 +1,5 @@
-"""What lies between torchium.optim and the library: _C.Optimizer and _C.Scaler, the memory of the state, parameters
-that move, the order in which they come, and who may be inside at a time.
-"""
+"""Between torchium.optim and the library: _C.Optimizer and _C.Scaler, memory of the state, parameters that move, their
+order, and concurrent calls."""
 
 import copy
 
@@ -82,7 +81,7 @@ def test_arguments_of_the_handle():
 
 
 def test_stats_tell_rates_updates_and_schedules(kind, device):
-    """Against copies of the parameters, and the arithmetic of a schedule."""
+    """Vs copies of the parameters, and the arithmetic of a schedule."""
     p = [*parameters(device), *parameters(device, 2, (7,))]
     optimizer = make(kind, [{"params": p[:2]}, {"params": p[2:4], "lr": 0.03}, {"params": p[4:]}], lr=0.02)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
@@ -96,7 +95,7 @@ def test_stats_tell_rates_updates_and_schedules(kind, device):
     for old, new in zip(before, copies(p), strict=True):
         moved["matrix" if old.ndim == 2 else "AdamW"].append((new - old).double().flatten())
     told = [optimizer.stats()]
-    run(optimizer, p, 4, 5)  # which measures nothing
+    run(optimizer, p, 4, 5)  # which does not measure anything
     told.append(optimizer.stats())
     name = CLASSES[kind].__name__
     first_order = {row.method for row in optimizer.summary()} == {name}
@@ -129,7 +128,7 @@ def test_only_those_with_gradients_are_returned(device):
 
 
 def test_gradients_of_another_library():
-    """Beside PyTorch's own, in one step: the same step to the bit."""
+    """With PyTorch's, in one step: bitwise the same step."""
     pytest.importorskip("numpy")
     p, q = parameters("cpu"), parameters("cpu")
     for mine, other in zip(p, q, strict=True):
@@ -158,7 +157,7 @@ def test_an_allocation_that_fails_leaves_nothing(device):
 
 
 def test_calls_from_inside_are_refused(device):
-    """A function that the optimizer calls finds it in use."""
+    """A function called by the optimizer finds it in use."""
     p = parameters(device)
     optimizer = handle(device, p)
     give_gradients(p)
@@ -180,7 +179,7 @@ def test_calls_from_inside_are_refused(device):
 
 
 def test_parameters_are_followed(kind, device):
-    """To new memory, to each other's, and in a circle."""
+    """To new memory, to each other's, and in a cycle."""
     here, there = parameters(device), parameters(device)
     still, moving = make(kind, here), make(kind, there)
     for step in range(8):
@@ -200,7 +199,7 @@ def test_parameters_are_followed(kind, device):
 
 
 def test_a_restart_repeats_the_order_of_arrival(kind, device):
-    """Parameters that came later are groups of their own, before and after a restart."""
+    """Parameters added later are separate groups, before and after a restart."""
     params = parameters(device, 5)
     for p in params[3:]:
         p.requires_grad_(False)

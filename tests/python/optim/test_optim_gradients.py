@@ -1,6 +1,5 @@
-"""Gradients as they come: missing, late, zero, in any layout, accumulated; and parameters that move, change their type,
-or are shared.
-"""
+"""Gradients: missing, late, zero, in any layout, accumulated; and parameters that move, change their type, or are
+shared."""
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ def test_parameters_without_a_gradient_stay(kind, device):
 
 
 def test_gradients_that_come_late_or_stay_away(kind, device):
-    """A parameter counts the steps it took part in, not the optimizer's."""
+    """A parameter counts its own steps, not the optimizer's."""
     trial = Trial(kind, SHAPES, device, **exact(kind))
     for step in range(22):
         missing = set(range(5)) if step < 2 else {0} if step < 6 else {step % 5} if step % 3 == 0 else set()
@@ -54,7 +53,7 @@ def test_gradients_are_not_changed(kind, device):
         assert_same_bits(before, copies(p.grad for p in model.parameters()))
 
 
-# Gradients that are refused at any step. The memory of a lazily negated one holds the numbers with the other sign.
+# Gradients rejected at any step. The memory of a lazily negated one has the numbers with the other sign.
 REFUSED = {
     "sparse": lambda p: torch.randn_like(p).to_sparse(),
     "negated": lambda p: torch._neg_view(torch.randn_like(p)),
@@ -80,7 +79,7 @@ def test_gradients_that_are_refused_by_name(kind, shape, named, device):
 
 @pytest.mark.parametrize("change", ["moved", "emptied", "shrunk"])
 def test_gradients_that_change_a_parameter_when_asked(kind, change, device):
-    """A class of tensors may do anything when it is asked about itself: the step follows the parameter or names it."""
+    """Subclasses may run any code when queried: the step follows the parameter or names it."""
     first, second = (torch.nn.Parameter(torch.ones(40, 30, device=device)) for _ in range(2))
     optimizer = make(kind, [("first", first), ("second", second)])
     calls = []
@@ -115,7 +114,7 @@ def test_gradients_that_change_a_parameter_when_asked(kind, change, device):
 
 
 def test_channels_last_keeps_its_layout(kind, device):
-    """The same numbers in another order of memory: the same training to rounding, and the layout stays."""
+    """The same values in another layout: the same training to rounding, and the layout is kept."""
     results = []
     for layout in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(0)
@@ -136,7 +135,7 @@ def test_channels_last_keeps_its_layout(kind, device):
 
 
 def spread(g, size, at):
-    """Every second number, or those behind some others, among NaN."""
+    """Every second element, or a slice, among NaN."""
     memory = torch.full((size,), float("nan"), dtype=g.dtype, device=g.device)
     return memory[at].view(g.shape).copy_(g) if at.step is None else memory.view(*g.shape, 2)[..., 0].copy_(g)
 
@@ -145,7 +144,7 @@ LAYOUTS = {
     "transposed": lambda g: g.mT.contiguous().mT,
     "stepped": lambda g: spread(g, 2 * g.numel(), slice(None, None, 2)),
     "offset": lambda g: spread(g, g.numel() + 3, slice(3, None)),
-    "expanded": lambda g: g[:1].expand(g.shape),  # as the backward of a sum gives it
+    "expanded": lambda g: g[:1].expand(g.shape),  # as from the backward of a sum
 }
 
 
@@ -214,7 +213,7 @@ def test_layout_or_dtype_changed_between_steps(kind, change, device):
         assert_same_bits(before, copies(model.parameters()))
     else:
         steps = {float(s["step"]) for s in optimizer.state.values()}
-        assert steps <= {4.0, 5.0}  # SOAP's first gradient is not counted
+        assert steps <= {4.0, 5.0}  # SOAP does not count the first gradient
         train(model, optimizer, 2)
         assert all(p.isfinite().all() for p in model.parameters())
         assert "dtype" in change or model.conv.weight.is_contiguous(**change)
@@ -222,7 +221,7 @@ def test_layout_or_dtype_changed_between_steps(kind, change, device):
 
 
 def test_gradient_of_another_device_or_shape_cannot_reach_it(kind, device):
-    """torch itself refuses to assign such a gradient; one smuggled in through data is refused by the step."""
+    """torch itself rejects such a gradient; one assigned through data is rejected by the step."""
     p = torch.nn.Parameter(torch.randn(4, 3, device=device))
     optimizer = CLASSES[kind]([("w", p)])
     p.grad = torch.randn_like(p)

@@ -1,4 +1,4 @@
-"""Compiled models; and what only a GPU shows: CUDA graphs, streams, several devices."""
+"""Compiled models; and GPU features: CUDA graphs, streams, several devices."""
 
 import copy
 import io
@@ -32,7 +32,7 @@ def test_compiled_model(kind, device):
 
 
 def test_a_compiled_function_may_step(device):
-    """Dynamo leaves the step alone: a graph break, and the same numbers."""
+    """Dynamo does not trace the step: a graph break, and the same numbers."""
     model, twin = small(device), small(device)
     optimizer, beside = make("shampoo", model.parameters()), make("shampoo", twin.parameters())
 
@@ -60,7 +60,7 @@ EVERY_STEP = {kind: {"precondition_frequency": 1} for kind in ("shampoo", "soap"
 
 
 class Replayed:
-    """Parameters whose gradients stay in place, so that a step can be captured; two of them get the same numbers."""
+    """Parameters whose gradients stay in place, so that a step can be captured; two of them get the same values."""
 
     def __init__(self, kind, device):
         self.generator = torch.Generator(device).manual_seed(5)
@@ -83,8 +83,8 @@ class Replayed:
 
 @pytest.mark.gpu
 def test_step_in_a_cuda_graph(kind, cuda):
-    """Warmed up, captured once, and replayed with new gradients and another learning rate in its tensor: the same
-    numbers, to the bit, as by calls."""
+    """Warmed up, captured once, and replayed with new gradients and another learning rate in its tensor: bitwise equal
+    to calls."""
     called, replayed = Replayed(kind, cuda), Replayed(kind, cuda)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -108,7 +108,7 @@ def test_step_in_a_cuda_graph(kind, cuda):
 
 @pytest.mark.gpu
 def test_step_on_another_stream(kind, cuda):
-    """The step is queued on the stream that torch is working on, behind what is queued there already."""
+    """The step is queued on torch's current stream, after work queued there earlier."""
     results = []
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         trained = Replayed(kind, cuda)
@@ -124,7 +124,7 @@ def test_step_on_another_stream(kind, cuda):
 
 @pytest.mark.gpu
 def test_parameters_on_both_devices(kind, cuda):
-    """One optimizer over parameters of the CPU and of the GPU: each as in an optimizer of its own."""
+    """One optimizer over CPU and GPU parameters: each as in a separate optimizer."""
     torch.manual_seed(0)
     start = [torch.randn(6, 6), torch.randn(5)]
     grads = [[torch.randn_like(s) for s in start] for _ in range(5)]
@@ -144,7 +144,7 @@ def test_parameters_on_both_devices(kind, cuda):
 
 @pytest.mark.gpu
 def test_model_moved_between_devices(kind, cuda):
-    """model.cuda() after some steps, and back: the state goes with it."""
+    """model.cuda() after some steps, and back: the state moves with it."""
     model, twin = square(), square()
     optimizer, beside = (make(kind, m.parameters(), **exact(kind)) for m in (model, twin))
     train_square(model, optimizer, 3)
@@ -157,7 +157,7 @@ def test_model_moved_between_devices(kind, cuda):
 
 @pytest.mark.gpu
 def test_state_loaded_on_the_other_device(kind, cuda):
-    """Saved on one device, read with map_location, and gone on with on the other."""
+    """Saved on one device, loaded with map_location, and resumed on the other."""
     model = square()
     optimizer = make(kind, model.parameters(), **exact(kind))
     train_square(model, optimizer, 4)

@@ -1,6 +1,5 @@
-"""Optimizers in a living program: memory that outlives or is given back, groups that people rearrange, autograd that
-must notice a step, threads, and tensors whose memory is gone.
-"""
+"""Optimizers in long-running programs: memory that outlives or is released, rearranged groups, autograd's version
+checks, threads, and tensors whose memory is freed."""
 
 import copy
 import gc
@@ -46,7 +45,7 @@ def resident_kilobytes():
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 def test_optimizers_come_and_go(kind):
-    """Making, stepping, saving and dropping many of them, and steps that are refused, take no more memory."""
+    """Creating, stepping, saving and dropping many of them, and rejected steps, do not increase memory."""
     model = small()
     for p in model.parameters():
         p.grad = torch.randn_like(p)
@@ -68,7 +67,7 @@ def test_optimizers_come_and_go(kind):
     for _ in range(100):
         once()
     gc.collect()
-    # One state of these is 10 to 60 KB: a leak of any of them would be far above this.
+    # One state of these is 10 to 60 KB: a leak of any would far exceed this.
     assert resident_kilobytes() - before < 500
 
 
@@ -76,8 +75,8 @@ def test_optimizers_come_and_go(kind):
 
 
 def test_groups_that_are_rearranged(kind, device):
-    """A group comes late, a parameter is put into the list of another, changes its group and leaves; a group leaves and
-    returns. None of that is forbidden, and the references go on."""
+    """A group is added late, a parameter is added to another's list, changes its group and leaves; a group leaves and
+    returns. All of that is allowed, and the references continue."""
     trial = Trial(kind, SHAPES, device, **exact(kind)).run(5)
     trial.add_group([(4, 4), (7,)], lr=0.003)
     trial.run(4)
@@ -114,7 +113,7 @@ def test_state_cleared_begins_anew(kind, how, device):
 
 
 def test_users_keys_in_a_group_are_kept(kind, device):
-    """Names and notes that loggers and trainers put there; a group of one tensor that is not in a list."""
+    """Names and notes that loggers and trainers store there; a group of one tensor that is not in a list."""
     model = small(device)
     optimizer = CLASSES[kind]([{"params": model.out.weight, "name": "out", "note": [1, 2]}])
     optimizer.add_param_group({"params": model.conv.weight, "name": "conv"})
@@ -163,7 +162,7 @@ def test_subclass(device):
 
 
 def test_autograd_notices_a_step(kind, device):
-    """A step between a forward pass and its backward pass is an error, as with every operation in place."""
+    """A step between a forward pass and its backward pass is an error, as with every in-place operation."""
     model, optimizer = trained(kind, device, 2)
     late = loss_of(model, 1)
     train(model, optimizer, 1)
@@ -223,7 +222,7 @@ def test_threads_with_optimizers_of_their_own(kind, device):
 
 
 def test_threads_at_one_optimizer(kind, device):
-    """Each step is taken whole or refused; the count of steps is the count of those that were taken."""
+    """Each step is executed completely or rejected; the count of steps is that of executed ones."""
     _, optimizer = trained(kind, device, 1)
     taken = []
 
@@ -251,13 +250,13 @@ def test_a_step_within_a_step(kind, device):
     assert optimizer.stats()["steps"] == 3
 
 
-# --- tensors that cannot be worked on
+# --- unusable tensors
 
 
 @pytest.mark.parametrize("left", [0, 140])
 @pytest.mark.parametrize("whose", ["parameter", "gradient"])
 def test_memory_that_is_gone(kind, whose, left, device):
-    """Freed as FSDP frees it, or a number short: an error that names it."""
+    """Freed as by FSDP, or an element short: an error that names it."""
     model, optimizer = trained(kind, device, 2)
     p = model.out.weight
     (p if whose == "parameter" else p.grad).untyped_storage().resize_(left)
@@ -268,7 +267,7 @@ def test_memory_that_is_gone(kind, whose, left, device):
 
 
 def test_parameters_without_memory(kind):
-    """On the meta device an optimizer can be made, but not step."""
+    """On the meta device an optimizer can be created, but not step."""
     with torch.device("meta"):
         p = torch.nn.Parameter(torch.zeros(3, 3))
     optimizer = make(kind, [("weight", p)])
@@ -278,7 +277,7 @@ def test_parameters_without_memory(kind):
 
 
 def test_a_parameter_that_was_resized(kind, device):
-    """Its state does not fit: an error names it, and what it says to do lets the parameter begin anew."""
+    """Its state does not fit: an error names it, and following its advice resets the parameter's state."""
     model, optimizer = trained(kind, device, 2)
     p = model.out.weight
     p.data = torch.cat([p.data, p.data])

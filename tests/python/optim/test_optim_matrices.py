@@ -1,4 +1,4 @@
-"""Several matrices in one parameter: beside the same numbers as parameters of their own, bit for bit."""
+"""Several matrices in one parameter vs the same values as separate parameters, bitwise."""
 
 import copy
 
@@ -45,7 +45,7 @@ def test_as_parameters_of_their_own(kind, case, device):
     run(OPTIMIZERS[kind], own, gradients, {}, split)
     for i, (a, b) in enumerate(zip(split(whole.detach()), own, strict=True)):
         assert torch.equal(a, b), f"matrix {i}"
-    other = copy.deepcopy(optimizer)  # state goes along, by the numbers of blocks
+    other = copy.deepcopy(optimizer)  # state follows, by block index
     assert other.param_groups[0].get("cuts") == options.get("cuts")
     assert other.memory_report()["state"] == optimizer.memory_report()["state"]
 
@@ -58,7 +58,7 @@ def test_forecast_knows_them(device):
     optimizer.step()
     assert forecast == optimizer.memory_report()["state"]
     fused = torchium.optim.Shampoo([torch.nn.Parameter(torch.randn(64, 16, device=device))], lr=0.1)
-    assert fused.memory_report()["state"] > forecast  # a factor of 64 by 64, where four of 16 by 16 are enough
+    assert fused.memory_report()["state"] > forecast  # a factor of 64 by 64, where four of 16 by 16 suffice
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""Optimizers that are made from a model: which parameters get AdamW and why, on models as people write them; groups as
-other implementations write them; and the warning for embeddings that were given as parameters.
-"""
+"""Optimizers created from a model: which parameters get AdamW and why, on common models; groups in other
+implementations' format; and the warning for embeddings passed as parameters."""
 
 import copy
 import warnings
@@ -51,7 +50,7 @@ def test_models(model, kind):
 
 @pytest.mark.parametrize("kind", SECOND_ORDER)
 def test_steps_are_those_of_groups_made_by_hand(kind):
-    """And the summary says what happens: the state of a matrix with AdamW has moments, and nothing else."""
+    """And the summary is right: the state of a matrix with AdamW has moments, and nothing else."""
     torch.manual_seed(0)
     model = GPT2(words=40, positions=8, width=16, layers=1)
     twin = copy.deepcopy(model)
@@ -76,7 +75,7 @@ def test_subclasses_and_classes_of_ones_own():
     class Table(nn.Embedding):
         pass
 
-    class VocabParallelEmbedding(nn.Module):  # which is no nn.Embedding
+    class VocabParallelEmbedding(nn.Module):  # not an nn.Embedding
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(9, 4))
@@ -162,7 +161,7 @@ def test_an_empty_model():
 
 
 def test_one_parameter_that_is_one_matrix_of_many():
-    """A model of embeddings alone makes one group."""
+    """A model of embeddings only has one group."""
     (group,) = torchium.optim.Muon(nn.Sequential(nn.Embedding(5, 4))).param_groups
     assert group["use_adamw"] is True and group["param_names"] == ["0.weight"]
 
@@ -175,7 +174,7 @@ def parameter(*shape):
 
 
 def test_use_muon():
-    """As in the Muon of its author, whose groups carry AdamW's numbers by AdamW's names."""
+    """Like the original Muon, whose groups have AdamW's hyperparameters by AdamW's names."""
     matrix, head, vector = parameter(4, 4), parameter(9, 4), parameter(4)
     optimizer = torchium.optim.Muon(
         [

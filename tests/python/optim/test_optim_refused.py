@@ -1,6 +1,5 @@
-"""What the optimizers refuse when they are made: numbers out of range, arguments of the wrong kind, lists of parameters
-that are none, complex and integer parameters. Each refusal names the argument and shows its value.
-"""
+"""Constructor errors: out-of-range numbers, arguments of wrong types, invalid lists of parameters, complex and integer
+parameters. Each error names the argument and shows its value."""
 
 import warnings
 
@@ -34,7 +33,7 @@ def test_lists_that_are_refused(kind):
         CLASSES[kind]([p * 2])
 
 
-# What is given for params, the exception, and what the message says to do.
+# params, the exception, and the advice in its message.
 NO_PARAMETERS = [
     (lambda model: iter(()), ValueError, r"generator is used up after one pass.*list\(model\.parameters\(\)\)"),
     (lambda model: model.parameters, TypeError, r"call it: model\.parameters\(\)"),
@@ -50,7 +49,7 @@ def test_what_to_give_instead_of_no_parameters(kind, params, error, text):
         CLASSES[kind](params(torch.nn.Linear(3, 2)))
 
 
-# The class, an argument of another class or a misspelt one, and what it is called here.
+# The class, another class's or a misspelt argument, and its name here.
 OTHER_NAMES = [
     ("shampoo", "update_freq", "precondition_frequency"),
     ("soap", "max_precond_dim", "max_preconditioner_dim"),
@@ -65,8 +64,8 @@ OTHER_NAMES = [
 
 @pytest.mark.parametrize(("kind", "name", "here"), OTHER_NAMES)
 def test_arguments_and_options_by_another_name(kind, name, here):
-    """Of a constructor they are refused; in a group, where others have keys of their own, a warning names the option,
-    once and at the caller's line."""
+    """Constructors reject them; in a group, where users have their own keys, a warning names the option, once and at
+    the caller's line."""
     who = CLASSES[kind].__name__
     with pytest.raises(TypeError, match=rf"{who}\(\) got .* '{name}': {who} calls it '{here}'"):
         CLASSES[kind]([matrix()], **{name: 0.5})
@@ -97,7 +96,7 @@ def test_patterns_without_a_match_are_told(kind):
         CLASSES[kind]([{"params": model.named_parameters(), "use_adamw": "*embd*"}])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        CLASSES[kind](model, use_adamw="0.*")  # which the rules for models have chosen already
+        CLASSES[kind](model, use_adamw="0.*")  # already chosen by the rules for models
 
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
@@ -112,7 +111,7 @@ def test_a_parameter_twice_in_a_group_is_refused(kind):
 
 
 NAN, INF = float("nan"), float("inf")
-# Options and wrong values, of which the message must show one number.
+# Options and invalid values, one of whose numbers the message must show.
 WRONG = {
     "sgd": {"lr": [-0.5, NAN], "momentum": [-0.25], "weight_decay": [-2]},
     "adamw": {
@@ -154,7 +153,7 @@ WRONG = [(kind, name, value) for kind in WRONG for name, values in WRONG[kind].i
 
 
 def wrong_parts(value):
-    """Numbers of a pair that are out of range, as messages show them; all where none is."""
+    """Out-of-range numbers of a pair, as messages show them; all if none is."""
     parts = value if isinstance(value, tuple) else (value,)
     bad = [x for x in parts if not isinstance(x, str) and not 0 <= x < 1] if len(parts) == 2 else []
     return {form(x) for x in bad or parts for form in (str, lambda x: x if isinstance(x, str) else f"{x:g}")}
@@ -162,7 +161,7 @@ def wrong_parts(value):
 
 @pytest.mark.parametrize(("kind", "name", "value"), WRONG)
 def test_numbers_out_of_range_are_refused(kind, name, value):
-    """With the argument's name and its value in the message; those of a group, too."""
+    """With the argument's name and value in the message; also in a group."""
     with pytest.raises(ValueError, match=name) as error:
         CLASSES[kind]([matrix()], **{name: value})
     assert any(part in str(error.value) for part in wrong_parts(value))
@@ -224,7 +223,7 @@ def test_nesterov_without_momentum_is_refused_as_torch_does():
 
 
 def test_switches_of_torch(kind):
-    """What means something is taken, what does not raises an error that names it."""
+    """Equivalent types are accepted, others raise an error that names the argument."""
     for switches in ({"foreach": False}, {"foreach": True}, {"fused": True}, {"foreach": None, "fused": None}):
         CLASSES[kind]([matrix()], **switches)
     CLASSES[kind]([matrix()], differentiable=False)
@@ -267,7 +266,7 @@ def test_tuples_that_are_no_pairs_are_named(given):
 
 
 def hollow(*shape):
-    """A tensor whose storage was shrunk under it: PyTorch itself does not survive reading or printing it."""
+    """A tensor whose storage was shrunk: PyTorch itself crashes when reading or printing it."""
     tensor = torch.ones(shape)
     tensor.untyped_storage().resize_(0)
     return tensor

@@ -1,6 +1,5 @@
-"""Learning rates over time: PyTorch's schedulers, rates that are tensors, and AdamW's part, whose adamw_lr keeps its
-ratio to lr. The references take the numbers of their group before every step, and of AdamW's rate what it should be.
-"""
+"""Learning rate schedules: PyTorch's schedulers, tensor rates, and AdamW's rate, whose ratio to lr is kept. The
+references get their group's hyperparameters before every step, and AdamW's expected rate."""
 
 import copy
 
@@ -13,10 +12,10 @@ from torch.optim import lr_scheduler
 SHAPES = [(6, 6), (4, 4), (5,), ()]
 CYCLED = {"lr", "betas", "momentum", "weight_decay"}
 STEPS = 16
-# Exact in binary, so that adamw_lr / lr times lr has one rounding: none.
+# Exact in binary, so that adamw_lr / lr times lr has no rounding.
 LR, ADAMW_LR = 2.0**-6, 2.0**-8
 RATIO = ADAMW_LR / LR
-# What AdamW gets of lr where adamw_lr is not given; NorMuon's lr is AdamW's.
+# AdamW's share of lr if adamw_lr is not given; NorMuon's lr is AdamW's.
 SHARE = {"muon": 0.3}
 
 SCHEDULERS = {
@@ -58,7 +57,7 @@ class Scheduled(Trial):
         return self.optimizer.param_groups[0]
 
     def step(self, adamw_lr=None):
-        """`adamw_lr` is what AdamW should get, its ratio times lr where not given."""
+        """`adamw_lr` is AdamW's expected rate, its ratio times lr if not given."""
         numbers = {name: self.group[name] for name in CYCLED & set(self.group)}
         if self.kind in SECOND_ORDER:
             numbers["adamw_lr"] = float(RATIO * self.group["lr"] if adamw_lr is None else adamw_lr)
@@ -79,14 +78,14 @@ def test_schedulers(kind, name, device):
         scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
     assert len(rates) > (1 if name == "ConstantLR" else 2)
     assert len(momenta) > 3 or name != "OneCycleLR"
-    assert trial.group.get("adamw_lr", ADAMW_LR) == ADAMW_LR  # stays what the user has set
+    assert trial.group.get("adamw_lr", ADAMW_LR) == ADAMW_LR  # keeps the user's value
     trial.check(1e-10)
 
 
 @pytest.mark.parametrize("at", [0, 1, 5, 8])
 def test_resume(kind, at, device):
-    """To the bit, from anywhere in a schedule that begins at 0 and ends there, in an optimizer that was made with
-    another rate and whose scheduler has moved it before anything is loaded."""
+    """Bitwise, from any point of a schedule that begins and ends at 0, in an optimizer created with another rate, whose
+    scheduler has changed it before loading."""
 
     def schedule(optimizer):
         return lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 3, max(8 - step, 0) / 5))
@@ -116,8 +115,8 @@ def test_resume(kind, at, device):
 @pytest.mark.parametrize("where", ["cpu", "parameters"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tensor_learning_rates(kind, dtype, where, device):
-    """A 0-d tensor, on the CPU or beside the parameters, changed in place between steps, as schedulers do it; then a
-    number in its place, and another tensor."""
+    """A 0-d tensor, on the CPU or on the parameters' device, changed in place between steps, as schedulers do; then a
+    number instead, and another tensor."""
     lr = torch.tensor(LR, dtype=dtype, device=device if where == "parameters" else "cpu")
     trial = Scheduled(kind, device, lr=lr)
     assert trial.group["lr"] is lr
@@ -147,7 +146,7 @@ def test_other_numbers_as_tensors(kind, device):
 
 # --- the ratio of adamw_lr to lr
 
-# What a trial is made with; then for each step what is set in its group, and what AdamW gets, None for its share of lr.
+# A trial's options; then for each step the group's settings, and AdamW's expected rate, None for its share of lr.
 RATIOS = {
     "a new ratio": (
         {},
@@ -179,7 +178,7 @@ def test_ratios(kind, name, device):
 
 @pytest.mark.parametrize("kind", SECOND_ORDER)
 def test_every_group_has_its_own(kind):
-    """Also one that comes late."""
+    """Also one added late."""
     trial = Trial(kind, SHAPES, **exact(kind, lr=LR, adamw_lr=ADAMW_LR))
     trial.add_group(SHAPES, lr=2 * LR, adamw_lr=LR / 16)
     scheduler = lr_scheduler.ExponentialLR(trial.optimizer, 0.5)
@@ -210,7 +209,7 @@ def test_a_refused_rate_leaves_the_ratio():
     trial.check(1e-10)
 
 
-# Where lr is on Muon's scale AdamW gets a share of it; where it is on AdamW's, all.
+# If lr is on Muon's scale AdamW gets a share of it; if on AdamW's, all.
 NOT_GIVEN = [
     ("muon", None, 0.3),
     ("muon", "original", 0.3),
@@ -237,7 +236,7 @@ def test_a_share_of_lr(kind, adjust, share, name, device):
 @pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
 @pytest.mark.parametrize("kind", ["muon", "normuon"])
 def test_the_share_is_the_library_s(kind, adjust, monkeypatch):
-    """Bitwise what the library does where it is told no rate at all."""
+    """Bitwise equal to the library without an explicit rate."""
     models = [small(), small()]
     for model in models:
         if model is models[1]:
@@ -247,7 +246,7 @@ def test_the_share_is_the_library_s(kind, adjust, monkeypatch):
 
 
 def test_lr_of_a_group_for_adamw_is_all_its_own():
-    """As with `use_muon=False`: whoever gives a group of embeddings an lr means AdamW's."""
+    """As with `use_muon=False`: an lr for a group of embeddings is AdamW's."""
     trial = Trial("muon", SHAPES, **exact("muon", lr=LR))
     trial.optimizer.add_param_group(trial.add(SHAPES[2:], {"adamw_lr": LR / 8}) | {"use_adamw": True, "lr": LR / 8})
     assert {row.lr for row in trial.optimizer.summary() if row.method == "AdamW"} == {0.3 * LR, LR / 8}
@@ -284,7 +283,7 @@ def test_a_share_for_a_state_dict_of_torch():
 
 
 def test_only_groups_with_a_rate_of_their_own_keep_a_note():
-    """So that state_dicts without one are what they were."""
+    """So that state_dicts without one are unchanged."""
 
     def noted(kind, **options):
         return make(kind, small().parameters(), **options).state_dict()["param_groups"][0].get("adamw_lr_base")

@@ -1,6 +1,5 @@
-"""AdamW, SGD and Muon beside torch.optim's own, groups whose numbers change, and every option of every class by its
-effect. The tests in C follow float64 references with every option, shape, type and layout.
-"""
+"""AdamW, SGD and Muon vs torch.optim's own, groups whose hyperparameters change, and every option of every class by its
+effect. C tests compare every option, shape, type and layout with float64 references."""
 
 import copy
 
@@ -16,7 +15,7 @@ SHAPES = [(12, 12), (37,), (), (0, 4), (5, 5)]
 
 
 def test_groups_with_numbers_of_their_own(kind, device):
-    """Two groups with different numbers, which change between steps."""
+    """Two groups with different hyperparameters, which change between steps."""
     trial = Trial(kind, SHAPES[:2], device, **exact(kind))
     trial.add_group(SHAPES[2:], lr=0.004, weight_decay=0.3)
     for step in range(STEPS):
@@ -32,7 +31,7 @@ def test_groups_with_numbers_of_their_own(kind, device):
 
 # --- options
 
-# An option, a value that is not that of `exact`, and the library's names of it where they are others.
+# An option, a value other than that of `exact`, and the library's names of it if they differ.
 BOTH = [("lr", 0.03), ("weight_decay", 0.5), ("maximize", True)]
 ADAMW = [("adamw_lr", 0.5), ("adamw_betas", (0.5, 0.6)), ("adamw_eps", 0.1), ("adamw_weight_decay", 0.7)]
 MUON = [("momentum", 0.5), ("nesterov", False), ("ns_steps", 7), ("ns_coefficients", (2.0, -1.5, 0.5)), ("eps", 30.0)]
@@ -64,7 +63,7 @@ OPTIONS = [(kind, *row) for kind in OPTIONS for row in OPTIONS[kind] + BOTH]
 
 
 def stepped(kind, name, value, device, where):
-    """Parameters after five steps with an option given to the constructor, to a group, or to nobody."""
+    """Parameters after five steps with an option given to the constructor, to a group, or not at all."""
     torch.manual_seed(1)
     given = {name: value}
     params = [torch.nn.Parameter(torch.randn(s, device=device)) for s in [(6, 6), (4, 3, 2), (5,)]]
@@ -80,7 +79,7 @@ def stepped(kind, name, value, device, where):
 @pytest.mark.filterwarnings("ignore:.*ns_steps is")
 @pytest.mark.parametrize(("kind", "name", "value"), OPTIONS)
 def test_every_option_has_its_effect(kind, name, value, device):
-    """The library is told the value, whether the constructor or a group has it, and the steps are others for it."""
+    """The library gets the value, whether from the constructor or a group, and steps change."""
     optimizer, params = stepped(kind, name, value, device, "constructor")
     config = optimizer._config(optimizer.param_groups[0], optimizer.param_groups[0]["lr"])
     (fields,) = (option.c_name for option in optimizer._options if option.name == name)
@@ -96,7 +95,8 @@ def test_every_option_has_its_effect(kind, name, value, device):
 
 @pytest.mark.parametrize(("kind", "name", "value"), OPTIONS)
 def test_an_option_changed_later_is_followed_or_refused(kind, name, value, device):
-    """Never ignored: what cannot change any more raises an error that names it at the next step, and undone goes on."""
+    """Never ignored: an option that cannot change raises an error that names it at the next step, and restoring it
+    continues."""
     trial = Trial(kind, [(6, 6), (5,), (5, 5)], device, **exact(kind)).run(3)
     kept, before = copy.deepcopy(trial.references), copies(trial.params)
     params, twin = copy.deepcopy((trial.params, trial.optimizer))
@@ -130,7 +130,7 @@ TORCH = [
 
 
 def beside_torch(theirs, ours, dtype, shapes, device):
-    """The largest difference as a share of the way torch's parameter has gone, after 25 steps of both."""
+    """The largest difference relative to the path of torch's parameter, after 25 steps of both."""
     generator = torch.Generator().manual_seed(3)
     first = [torch.nn.Parameter(draw(s, generator).to(device=device, dtype=dtype)) for s in shapes]
     second = [torch.nn.Parameter(p.detach().clone()) for p in first]
@@ -153,7 +153,7 @@ def beside_torch(theirs, ours, dtype, shapes, device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize(("kind", "options"), TORCH)
 def test_is_torch_optim_to_rounding(kind, options, dtype, device):
-    """A dozen roundings a step, whose order the two choose differently, carried on by the moving averages."""
+    """A dozen roundings per step, in different orders, carried on by the moving averages."""
     options = {"lr": 0.05} | options
     theirs = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
     both = lambda p: theirs(p, **options), lambda p: CLASSES[kind](p, **options)

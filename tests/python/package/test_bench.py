@@ -1,5 +1,5 @@
-"""The training benchmark, bench/train_lm.py, at its smallest size: that it trains, sweeps, writes and draws what it
-says, and what it does with wrong arguments and with optimizers that fail."""
+"""The training benchmark, bench/train_lm.py, at its smallest size: training, sweeps, results and plots, and its
+behavior with invalid arguments and failing optimizers."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ def folder(monkeypatch):
 
 @pytest.fixture
 def train(monkeypatch, tmp_path):
-    """Runs bench/train_lm.py on the CPU; gives its exit status and its figures."""
+    """Runs bench/train_lm.py on the CPU; returns its exit status and results."""
 
     def run(*arguments, path=None):
         import train_lm
@@ -117,7 +117,7 @@ def test_wrong_arguments_are_errors(train, capsys, tmp_path, arguments, message)
 
 
 def test_the_table_of_targets(tmp_path, monkeypatch):
-    """A dry run of every case that a GPU has: no row is missing, and no error large."""
+    """A dry run of all GPU cases: no row is missing, and no error large."""
     import compare
 
     out = tmp_path / "table.json"
@@ -136,7 +136,7 @@ def test_the_table_of_targets(tmp_path, monkeypatch):
 
 
 def test_text_has_an_order_and_no_text_twice(tmp_path):
-    """The same wherever the folder lies; a part of it is its beginning."""
+    """Independent of the folder's location; a part of it is its beginning."""
     from lm import text
 
     for root in ("a", "elsewhere/a"):

@@ -1,13 +1,13 @@
-"""Runs the Python code of the documentation: the blocks of a page one after the other, in one namespace, in an empty
-folder. Words after "```python" are what a block needs, a module or "gpu": where that is missing, it is left out. A word
+"""Runs the Python code of the documentation: the blocks of a page in sequence, in one namespace, in an empty folder.
+Words after "```python" are requirements of a block, a module or "gpu": if one is missing, the block is skipped. A word
 with a dot, in any language, is a file of examples/python that the block is an excerpt of: it is compared, not run, and
-the file is in the folder. Blocks "```diff python" are the code before and after a change: after it they are part of the
-page, before it they are run one by one, where the modules that follow are installed. The table of memory is compared
-with what its script prints.
+the file is copied to the folder. Blocks "```diff python" are the code before and after a change: the new code is part
+of the page, the old code runs separately, if the modules that follow are installed. The memory table is compared with
+its script's output.
 
-Where a block prints and an indented block follows it, at once or after a line that says "printed", that is what it
-printed: it is compared, on the CPU. Whole numbers and words must be equal; numbers with a point may differ by a tenth
-or by one in the last place, and those with an exponent, losses and errors, by a factor of three, since machines round
+If an indented block follows a block that prints, directly or after a line that contains "printed", it is the expected
+output, compared on the CPU. Integers and words must be equal; numbers with a decimal point may differ by 10 % or by one
+in the last digit, and those with an exponent, losses and errors, by a factor of three, since machines round
 differently.
 """
 
@@ -40,8 +40,8 @@ EXCERPT = re.compile(r"^```\w+ (\w+\.\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 
 
 class Block:
-    """A block of a page: what it needs, its code behind as many empty lines as put it on its line of the page, and what
-    the page says that it printed."""
+    """A block of a page: its requirements, its code preceded by empty lines to keep line numbers, and its expected
+    output."""
 
     def __init__(self, text, match):
         self.is_diff, self.needs = bool(match[1]), match[2].split()
@@ -59,7 +59,7 @@ class Block:
         return [need for need in self.needs if need not in present and importlib.util.find_spec(need) is None]
 
     def runs(self, *present):
-        """After a change, what was needed before it is needed no more, unless it is still mentioned."""
+        """After a change, earlier requirements no longer apply unless they are still mentioned."""
         needed = [need for need in self.missing(*present) if not self.is_diff or need in self.code()]
         return not needed
 
@@ -70,8 +70,8 @@ def blocks(page):
 
 
 def run(page, *present, before=None):
-    """Runs the blocks of a page for which there is everything they need, in the current folder; with `before` the
-    blocks without changes, and that one as it was before its change."""
+    """Runs the blocks of a page whose requirements are met, in the current folder; with `before` the blocks without
+    changes, and that one before its change."""
     names = {"__name__": page.stem}
     for file, _ in EXCERPT.findall(page.read_text(encoding="utf-8")):
         shutil.copy(EXAMPLES / file, file)
@@ -88,13 +88,13 @@ def run(page, *present, before=None):
                 assert different(block.shown, printed.getvalue(), platform.machine()) is None
 
 
-# What the pages show was printed on this processor. Others round differently, which a training amplifies: there only
-# the order of magnitude is compared.
+# The pages' output is from this processor. Others round differently, which training amplifies: there only the order of
+# magnitude is compared.
 PRINTED_ON = "aarch64"
 
 
 def different(shown, printed, machine=PRINTED_ON):
-    """What is not the same in an output and in a page that shows it, or None."""
+    """The difference between an output and the page's, or None."""
     near = {"e": 3, ".": 1.1} if machine == PRINTED_ON else {"e": 10, ".": 2}
     texts = [" ".join(NUMBER.sub("#", text).split()) for text in (shown, printed)]
     if texts[0] != texts[1]:
@@ -140,7 +140,7 @@ def test_code_before_a_change_runs(page, number, tmp_path, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_of_a_page_runs_on_a_gpu(gpu, page, tmp_path, monkeypatch):
-    """The blocks that want one too; and the others, which take a GPU where there is one."""
+    """The blocks that require one too; and the others, which use a GPU if there is one."""
     monkeypatch.chdir(tmp_path)
     run(page, "gpu")
 
@@ -165,7 +165,7 @@ def test_table_of_memory_is_what_its_script_prints():
     assert not missing
 
 
-# Options of other packages, and those that are given in groups alone.
+# Options of other packages, and options of groups only.
 OTHERS = [
     "affine",
     "algorithm",
@@ -192,7 +192,7 @@ TEXTS = [*PAGES, ROOT / "docs" / "faq.md", ROOT / "docs" / "troubleshooting.md"]
 
 
 def arguments_of(modules):
-    """The names of the arguments of all that is public in some modules, methods included."""
+    """The argument names of everything public in some modules, methods included."""
     public = [getattr(module, name) for module in modules for name in module.__all__]
     methods = [method for item in public if inspect.isclass(item) for _, method in inspect.getmembers(item, callable)]
     found = set()

@@ -1,6 +1,5 @@
-"""Every public function and class says what each of its arguments is, under its right name and a line each: what
-`help()`, editors and the website read. An argument without words fails here, and so do words for one that is gone.
-"""
+"""Every public function and class documents each of its arguments, by its right name, for `help()`, editors and the
+website. Undocumented arguments fail here, and so do entries for missing ones."""
 
 import importlib
 import inspect
@@ -18,12 +17,12 @@ MODULES = (
     "torchium.optim",
     "torchium.utils.cuda_kernels",
 )
-# A class for others to be made from.
+# A base class for users.
 NOT_CALLED = {"torchium.optim.TorchiumOptimizer"}
 
 
 def public():
-    """(name, object) of every function and class that a module names in `__all__`, each once."""
+    """(name, object) of every function and class in a module's `__all__`, each once."""
     seen = set()
     for name in MODULES:
         module = importlib.import_module(name)
@@ -35,7 +34,7 @@ def public():
 
 
 def methods(name, value):
-    """(name, function) of the public methods that a class, or one of ours that it comes from, defines."""
+    """(name, function) of the public methods defined by a class or its bases in torchium."""
     for base in value.__mro__:
         if not base.__module__.startswith("torchium"):
             continue
@@ -46,13 +45,13 @@ def methods(name, value):
 
 
 def inherited(method, base):
-    """Whether PyTorch has the method too, and so the words for its arguments."""
+    """Whether PyTorch documents the method."""
     theirs = [other for other in base.__mro__ if not other.__module__.startswith("torchium")]
     return any(method.__name__ in vars(other) for other in theirs)
 
 
 def documented(docstring):
-    """The names under "Args:", in order, with their words."""
+    """The entries under "Args:", in order."""
     section = re.search(r"^Args:\n((?:    .*\n|\n)+)", docstring + "\n", re.MULTILINE)
     return re.findall(r"^    (\S.*?): *(.*)$", section[1], re.MULTILINE) if section else []
 
@@ -62,7 +61,7 @@ def arguments(value):
 
 
 def problem(value, wanted):
-    """What is wrong with the words about the arguments, or None."""
+    """The error in the documentation of arguments, or None."""
     docstring = inspect.getdoc(value) if inspect.isclass(value) else value.__doc__
     if not docstring:
         return "has no docstring"
@@ -101,7 +100,7 @@ def test_a_gap_is_noticed():
 
 
 def test_the_website_has_every_public_module():
-    """Its pages are made of the same list."""
+    """Its pages are generated from the same list."""
     from pathlib import Path
 
     text = (Path(__file__).resolve().parents[3] / "scripts/site/python_pages.py").read_text(encoding="utf-8")

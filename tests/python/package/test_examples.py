@@ -1,6 +1,6 @@
 """Runs every file of examples/python, with settings small enough for a test.
 
-Those that train are run inside this process, as a script would be, because importing PyTorch takes longer than they do.
+Training examples run inside this process, like scripts, because importing PyTorch takes longer than training.
 """
 
 import math
@@ -30,7 +30,7 @@ def folder(monkeypatch):
 
 @pytest.fixture
 def script(monkeypatch, capsys):
-    """Runs an example as `python NAME ARGUMENTS` would, and returns what it printed."""
+    """Runs an example like `python NAME ARGUMENTS`, and returns its output."""
 
     def run(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -114,14 +114,14 @@ def test_the_grammar_keeps_its_promises():
 def test_matrix_optimizer(script, device):
     output = script("matrix_optimizer.py", "--steps", "40", "--device", device)
     sgd, by_kernel, by_library = (float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output))
-    # Roots of error 1e-3 at most, of which each step keeps the direction.
+    # Roots with an error of 1e-3 at most, of which each step uses the direction.
     assert by_kernel < sgd and math.isclose(by_kernel, by_library, rel_tol=1e-2)
     assert "in use: True" in output and "rows" in output.splitlines()[-1]
 
 
 @pytest.fixture
 def extensions(monkeypatch):
-    """C++ extensions are built in one folder: a second library with the operators of the first ends the process."""
+    """C++ extensions are built in one folder: a second library with the operators of the first aborts the process."""
     cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
     if shutil.which(os.environ.get("CXX", "c++")) is None or not cpp_extension.is_ninja_available():
         pytest.skip("a C++ extension needs a compiler and ninja")
@@ -134,13 +134,13 @@ def test_cpp_extension(script, device, extensions, recwarn):
     output = script("cpp_extension.py", "--rows", "24", "--cols", "50", "--repeats", "1", "--device", device)
     rows = dict(re.findall(r"^(\S.*?)  +error (\S+), symmetric", output, re.MULTILINE))
     assert list(rows) == ["C++ extension", "torchium.kernel", "PyTorch"]
-    # A sum of 50 products of float32, each rounded: 50 times 6e-8 at most, and no TF32 in these three.
+    # A sum of 50 float32 products, each rounded: 50 times 6e-8 at most, and no TF32 in these three.
     assert all(float(error) < 3e-6 for error in rows.values()), output
     assert "in its place" not in output, [str(warning.message) for warning in recwarn]
 
 
 def test_cpp_extension_falls_back(script, device, tmp_path, monkeypatch):
-    """Without a compiler PyTorch does it, and the program says so."""
+    """Without a compiler it falls back to PyTorch, and the program says so."""
     pytest.importorskip("torch.utils.cpp_extension")
     monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path))
     monkeypatch.setattr("torch.utils.cpp_extension.load", lambda **_: (_ for _ in ()).throw(RuntimeError("no ninja")))
@@ -150,14 +150,14 @@ def test_cpp_extension_falls_back(script, device, tmp_path, monkeypatch):
 
 
 def test_the_extension_with_launches_compiles(tmp_path):
-    """The whole file by nvcc, wrapper included; docs/python/cuda-integration.md runs the kernel."""
+    """Compiles the whole file by nvcc, wrapper included; docs/python/cuda-integration.md runs the kernel."""
     cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs nvcc")
     folders = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
     options = ["-std=c++20", "-DTORCH_EXTENSION_NAME=matrix_power", "--expt-relaxed-constexpr"]
-    options.append("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE")  # a header that only PyTorch's CUDA builds have
+    options.append("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE")  # a header of PyTorch's CUDA builds only
     command = [nvcc, "-ptx", *options, *(f"-I{folder}" for folder in folders), str(FOLDER / "matrix_power.cu")]
     done = subprocess.run([*command, "-o", str(tmp_path / "out.ptx")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -177,7 +177,7 @@ def check_learnt(said: str) -> None:
 
 
 def torchrun(_, __, size: int, arguments: list[str], folder: Path) -> None:
-    """torchrun itself, in a process that has loaded PyTorch. What rank R says is in FOLDER/RUN/attempt_0/R."""
+    """torchrun itself, in a process that has loaded PyTorch. Rank R's output is in FOLDER/RUN/attempt_0/R."""
     from torch.distributed.run import main
 
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
@@ -187,7 +187,7 @@ def torchrun(_, __, size: int, arguments: list[str], folder: Path) -> None:
 
 
 def run_by_torchrun(size: int, folder: Path, *arguments: str) -> list[str]:
-    """What every rank has printed."""
+    """The output of every rank."""
     code = run_ranks(torchrun, 1, size, [str(FOLDER / arguments[0]), *arguments[1:]], folder)
     assert code == [0], "".join(path.read_text() for path in folder.glob("*/attempt_0/*/stderr.log"))
     return [next(folder.glob(f"*/attempt_0/{rank}/stdout.log")).read_text() for rank in range(size)]

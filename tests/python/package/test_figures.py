@@ -1,4 +1,4 @@
-"""The numbers that pages show are those of bench/results: bench/page_figures.py compares them."""
+"""The numbers on pages equal those of bench/results: bench/page_figures.py compares them."""
 
 import importlib.util
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_a_table_without_a_source_is_noticed():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_another_measurement_would_be_noticed(name, monkeypatch):
-    """Every measured number a tenth larger: nothing in a page's figures is without effect."""
+    """Every measured number 10 % larger: each one affects a page's figures."""
     measured = page_figures.measured
     monkeypatch.setattr(page_figures, "measured", lambda *place: 1.1 * measured(*place))
     page, figures, _ = PAGES[name]

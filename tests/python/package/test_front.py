@@ -1,4 +1,4 @@
-"""The front of the package: its lazy names, the factory, the figures of the library, the doctor."""
+"""The package's front end: lazy names, the factory, library information, the doctor."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_library_lies_where_it_says():
 
 
 def test_paths_for_extensions():
-    """Lists, as those of torch.utils.cpp_extension: what a compiler and a linker find the library by."""
+    """Lists, like those of torch.utils.cpp_extension, for a compiler and a linker."""
     assert all(Path(folder, "torchium", "torchium.h").is_file() for folder in torchium.include_paths())
     assert any(Path(folder, "libtorchium.so").exists() for folder in torchium.library_paths())
 
@@ -109,7 +109,7 @@ def test_reports_of_an_optimizer(device):
 
 
 class Model(torch.nn.Module):
-    """A little of everything: an embedding tied to the head, a norm, a hidden matrix, a parameter of its own."""
+    """A little of everything: an embedding tied to the head, a norm, a hidden matrix, a module's own parameter."""
 
     def __init__(self):
         super().__init__()
@@ -269,7 +269,7 @@ def test_doctor_sees_that_versions_differ(report):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Lets importlib.metadata find a distribution that is not there."""
+    """Makes importlib.metadata find a distribution that does not exist."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def pretend(name, version):
@@ -297,7 +297,7 @@ def test_doctor_sees_another_project_of_that_name(installed, ours):
 
 
 def test_doctor_names_openblas(report):
-    """The one in use, with its version, its threads and where it came from, and a remedy where there is none."""
+    """The one in use, with version, threads and origin, and a remedy if there is none."""
     details = next(b["details"] for b in report["library"]["backends"] if b["name"] == "cpu")
     assert "(OpenBLAS " in details and ("OpenMP threads" in details or "one thread" in details)
     assert "\n  OpenBLAS " in __main__.text_of(report)

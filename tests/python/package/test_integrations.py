@@ -1,6 +1,5 @@
-"""torchium.integrations with the real packages, where they are installed. Of Axolotl, LLaMA-Factory and ms-swift, which
-bring a model hub and a trainer each, what they publish is followed by a few lines where they are not there.
-"""
+"""torchium.integrations with the real packages, if installed. Axolotl, LLaMA-Factory and ms-swift need a model hub and
+a trainer each, so their published interfaces are imitated in a few lines if they are missing."""
 
 import copy
 import csv
@@ -24,7 +23,7 @@ LOG = types.SimpleNamespace(log_metrics=lambda values, step: None)
 
 
 def arguments(**options):
-    """What is read of a transformers.TrainingArguments."""
+    """The fields read of a transformers.TrainingArguments."""
     numbers = {"learning_rate": 0.02, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6}
     return types.SimpleNamespace(**{**numbers, **options})
 
@@ -149,7 +148,7 @@ def train(tmp_path, report_to=(), **how):
 
 
 def test_trainer_makes_the_optimizer_from_the_model(tmp_path):
-    """With the bits of one that was made beforehand; in its logs the statistics, which reach TensorBoard."""
+    """Bitwise equal to an optimizer created beforehand; its logs contain the statistics, which reach TensorBoard."""
     pytest.importorskip("tensorboard")
     trainer = train(
         tmp_path, ["tensorboard"], made=lambda _, args: {"optimizer_cls_and_kwargs": trainer_optimizer("muon", args)}
@@ -237,7 +236,7 @@ def test_swift(monkeypatch):
 
 
 class Parts(nn.Module):
-    """Two stages of a pipeline: the last Linear of the first is no output layer."""
+    """Two stages of a pipeline: the last Linear of the first is not an output layer."""
 
     def __init__(self):
         super().__init__()
@@ -286,7 +285,7 @@ def test_torchtitan():
 
 
 class OnCpu(torch.overrides.TorchFunctionMode):
-    """Megatron's wrappers ask for "cuda"."""
+    """Megatron's wrappers require "cuda"."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

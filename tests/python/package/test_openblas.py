@@ -1,5 +1,5 @@
-"""That OpenBLAS of pip is taken (the search is that of test_openblas.c), and how it lives beside those of NumPy,
-SciPy and PyTorch. OpenBLAS is opened once in a process, so every case is a process of its own."""
+"""pip's OpenBLAS is used (test_openblas.c tests the search), together with those of NumPy, SciPy and PyTorch. OpenBLAS
+is loaded once per process, so every case is a separate process."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ DETAILS = "from torchium import _C; b = _C.backends()[0]; print(b['details'] if 
 
 
 def run(*arguments, **variables):
-    """What a new Python prints; `variables` are added to its environment."""
+    """The output of a new Python; `variables` are added to its environment."""
     environment = {k: v for k, v in os.environ.items() if k not in ("TORCHIUM_BLAS", "OPENBLAS_NUM_THREADS")}
     return run_python(*arguments, env=environment | variables)
 
@@ -27,7 +27,7 @@ def run(*arguments, **variables):
 def test_pip_s_comes_before_the_system_s():
     details = run("-c", DETAILS)
     assert details.startswith(f"{FILE} (OpenBLAS 0.3.") and "pip's scipy-openblas32" in details
-    assert "one thread" in details  # it has a pool of its own, which is kept out of ours
+    assert "one thread" in details  # it has its own pool, separate from the library's
 
 
 def test_looking_does_not_load(tmp_path, monkeypatch):
@@ -47,10 +47,10 @@ def test_a_module_in_the_way(tmp_path, monkeypatch):
     assert _openblas.find() is None
 
 
-# --- beside others ----------------------------------------------------------------------------------------------------
+# --- with other libraries ---------------------------------------------------------------------------------------------
 
-# Sizes are large enough that every thread gets a part. Bounds are some ten times the errors of float32 and float64 sums
-# of 400 to 500 terms: elements are below 5.
+# Sizes are large enough to occupy every thread. Bounds are about ten times the errors of float32 and float64 sums of
+# 400 to 500 terms: elements are below 5.
 BESIDE = """
 import importlib.util, os, sys, threading
 

@@ -1,4 +1,4 @@
-"""A user's program is clean for type checkers, and mistakes in one are found."""
+"""Type checkers accept a user's program, and find mistakes in one."""
 
 import json
 import os

@@ -1,8 +1,7 @@
-"""The package as people install it: a wheel in a virtual environment of its own, without PyTorch, then beside it.
+"""The installed package: a wheel in a new virtual environment, without PyTorch, then with it.
 
-The wheel is built from the source distribution, without CUDA, in folders that are kept, so that a second run compiles
-what has changed. TORCHIUM_TEST_SITE names a folder that holds an installed package; that one is tried instead, where no
-wheel can be built.
+The wheel is built from the source distribution, without CUDA, in folders that are kept, so that a second run recompiles
+only changes. TORCHIUM_TEST_SITE is a folder with an installed package to test instead, if no wheel can be built.
 """
 
 import ast
@@ -31,8 +30,8 @@ needs_wheel = pytest.mark.skipif(SITE is not None, reason="a package that was in
 
 
 def run(*command, env=None, status=0, cwd=None):
-    """The standard output of a program that ends with `status`, without what would lead it to another torchium, or
-    libtorchium, than the installed one."""
+    """The standard output of a program that exits with `status`, without environment variables that select another
+    torchium or libtorchium than the installed one."""
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")}
     command = [str(word) for word in command]
     done = subprocess.run(command, env=clean | (env or {}), cwd=cwd, capture_output=True, text=True)
@@ -48,7 +47,7 @@ def sdist(tmp_path_factory):
 
 
 def unpack(archive, folder):
-    """What an sdist holds, in `folder`. A file that is there already and the same keeps its time, and so its object."""
+    """Extracts an sdist to `folder`. An unchanged file keeps its time, and so its object file."""
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
             if member.isfile():
@@ -72,7 +71,7 @@ def wheel(sdist, tmp_path_factory):
 
 
 class Environment:
-    """A virtual environment with torchium in it, and of other packages only those that are shared with it."""
+    """A virtual environment with torchium in it, sharing only these other packages."""
 
     def __init__(self, folder):
         run(sys.executable, "-m", "venv", "--without-pip", folder)
@@ -206,7 +205,7 @@ def test_doctor_without_torch(without_torch):
 
 
 def test_doctor_explains_a_library_that_is_gone(without_torch, tmp_path):
-    """A package whose libtorchium was lost: the doctor starts, says what is wrong and ends with status 1."""
+    """A package whose libtorchium is missing: the doctor starts, reports it and exits with status 1."""
     folder = Path(without_torch.ask("import torchium; print(torchium.__path__[0])"))
     (tmp_path / "torchium").mkdir()
     for file in folder.iterdir():
@@ -234,7 +233,7 @@ def test_optimizer_beside_torch(beside_torch):
 
 
 def test_doctor_beside_torch(beside_torch):
-    # The wheel that these tests build is for the CPU, and the doctor would complain of it beside a GPU.
+    # The wheel of these tests is CPU-only, which the doctor would report on a machine with a GPU.
     env = {"CUDA_VISIBLE_DEVICES": ""} if SITE is None else None
     report = json.loads(run(beside_torch.python, "-m", "torchium", "--json", env=env))
     assert report["problems"] == []

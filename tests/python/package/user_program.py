@@ -1,4 +1,4 @@
-"""A user's program, which type checkers read and no test runs; see test_types.py."""
+"""A user's program for type checkers, not run; see test_types.py."""
 
 from typing import assert_type
 

@@ -1,4 +1,4 @@
-"""What processes do for test_kfac_shared.py, and what one process does with the same samples."""
+"""Functions run by test_kfac_shared.py's processes, and one process with the same samples."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchium.optim import KFAC
 
 STEPS = 7
-SAMPLES = 12  # of a batch: with fewer than a factor has rows, rounding would decide about eigenvectors for 0
+SAMPLES = 12  # per batch: with fewer than a factor has rows, rounding would determine the eigenvectors of 0
 OPTIONS = {"lr": 0.05, "damping": 0.01, "factor_update_steps": 1, "inv_update_steps": 3, "kl_clip": 1e-4}
 RESULTS = ("input_inverse", "output_inverse", "input_basis", "output_basis", "input_values", "output_values")
 
@@ -31,13 +31,13 @@ def fresh(method, dtype=torch.float64, **more):
 
 @functools.cache
 def itself():
-    """One process as it would be alone: without a group, KFAC would average over the world, and the mean of three equal
-    numbers need not be that number."""
+    """A single process: without a group, KFAC would average over the world, and the mean of three equal numbers need
+    not equal them."""
     return {"process_group": dist.new_group([dist.get_rank()], use_local_synchronization=True)}
 
 
 def shared():
-    """All ranks have the same samples, and so the same factors: they need not be averaged."""
+    """All ranks have the same samples, and so the same factors, which need not be averaged."""
     return {"process_group": dist.group.WORLD, "average_factors": False}
 
 
@@ -46,7 +46,7 @@ def same(a, b):
 
 
 def fits(method, size, got, expected):
-    """Equal bits, but for the scales of EKFAC in a world of three: they are averaged all the same."""
+    """Bitwise equal, except for the scales of EKFAC in a world of three, which are averaged in any case."""
     if method != "ekfac" or size == 2:
         return same(got, expected)
     bound = 1e-3 if got[0].dtype == torch.float32 else 1e-9
@@ -54,7 +54,7 @@ def fits(method, size, got, expected):
 
 
 def equal_bits(size):
-    """Samples that are the same on every rank: what one process comes to."""
+    """The same samples on every rank: the result of one process."""
     for method in METHODS:
         for dtype in (torch.float32, torch.float64):
             expected = train(*fresh(method, dtype, **itself()), STEPS)
@@ -64,8 +64,8 @@ def equal_bits(size):
 
 
 def sharded(size):
-    """Under fully_shard, each rank with its part of the batch and, of three, some without a row of a layer: what one
-    process comes to up to rounding."""
+    """Under fully_shard, each rank with its part of the batch and, of three, some without a row of a layer: the result
+    of one process up to rounding."""
     for method in METHODS:
         model, optimizer = fully_sharded(method)
         for step in range(STEPS):
@@ -77,7 +77,7 @@ def sharded(size):
 
 
 def sharded_goes_on(size, folder):
-    """torch.distributed.checkpoint in the middle: the bits of a run without the break."""
+    """torch.distributed.checkpoint during training: bitwise equal to an uninterrupted run."""
     ends = []
     for breaks in (False, True):
         model, optimizer = fully_sharded("eigen")
@@ -92,7 +92,7 @@ def sharded_goes_on(size, folder):
 
 
 def sharded_samples(size):
-    """Sampled labels want a backward pass of their own, which sharded parameters have not."""
+    """Sampled labels need a separate backward pass, which sharded parameters do not support."""
     model, optimizer = fully_sharded("eigen", fisher="sampled")
     out = model(torch.randn(4, 5, dtype=torch.float64))
     try:
@@ -104,7 +104,7 @@ def sharded_samples(size):
 
 
 def tensor_parallel(size):
-    """A layer that tensor parallelism has divided is an error that says what to do; with it left out the rest goes."""
+    """A layer divided by tensor parallelism raises an error with advice; without it the rest works."""
     mesh = init_device_mesh("cpu", (size,))
     x, y = torch.randn(6, 8, generator=torch.Generator().manual_seed(5)), torch.zeros(6, 3)
     for skip in (None, ("^0$", "^1$")):
@@ -126,7 +126,7 @@ def tensor_parallel(size):
 def fully_sharded(method, **more):
     torch.manual_seed(3)
     model = mlp(dtype=torch.float64, sizes=(5, 7, 7, 4, 3))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # by itself it would take a GPU where there is one
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # otherwise it would use a GPU if there is one
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -142,8 +142,8 @@ def step_on_part(model, optimizer, step, size, forward=None):
 
 
 def replicas(size):
-    """Under DistributedDataParallel, each rank with its part of the batch, the layers divided or not: the same on all,
-    and what one process comes to up to rounding."""
+    """Under DistributedDataParallel, each rank with its part of the batch, layers sharded or not: equal on all, and the
+    result of one process up to rounding."""
     for method, more in itertools.product(METHODS, ({"process_group": dist.group.WORLD}, {})):
         model, optimizer = fresh(method, **more)
         parallel = DistributedDataParallel(model)
@@ -159,7 +159,8 @@ def replicas(size):
 
 
 def consolidates(size, folder):
-    """The last rank saves; one process and the same number of them go on to the bit, the others are told what to do."""
+    """The last rank saves; one process and the same number of them resume bitwise, the others get an error
+    with advice."""
     for method in METHODS:
         expected = train(*fresh(method, **itself()), 2 * STEPS)
         model, optimizer = fresh(method, **shared())
@@ -192,7 +193,7 @@ def saves_by_checkpoint(size, folder):
 
 
 def resumes_by_checkpoint(size, folder):
-    """What two ranks have saved goes on in any world as one process would have that was never interrupted."""
+    """A checkpoint of two ranks resumes in any world like an uninterrupted process."""
     for method in METHODS:
         expected = train(*fresh(method, **itself()), 2 * STEPS)
         model, optimizer = fresh(method, **shared())
@@ -202,8 +203,8 @@ def resumes_by_checkpoint(size, folder):
 
 
 def averages_in_a_checkpoint(size, folder):
-    """Ranks that have seen other samples since the last refresh: the mean is saved, and nothing changes here. Also
-    where the preconditioner, or the optimizer, is saved by itself."""
+    """Ranks with different samples since the last refresh: the mean is saved, and nothing changes here. Also if the
+    preconditioner, or the optimizer, is saved separately."""
     model, optimizer = fresh("inverse", process_group=dist.group.WORLD)
     for step in range(5):
         step_on_part(model, optimizer, step, size)
@@ -228,7 +229,7 @@ def averages_in_a_checkpoint(size, folder):
 
 
 def samples_labels_in_a_checkpoint(size):
-    """PyTorch takes a step of nothing where there is no state yet, in which no labels can have been drawn."""
+    """PyTorch takes a step with zero gradients if there is no state yet, before which no labels can have been drawn."""
     model, optimizer = fresh("eigen", fisher="sampled", process_group=dist.group.WORLD)
     assert "kfac" in get_optimizer_state_dict(model, optimizer)["state"]["0.weight"]
 

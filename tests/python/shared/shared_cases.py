@@ -1,4 +1,4 @@
-"""What processes of a group do for test_optim_shared.py, and what one process does with the same gradients."""
+"""Functions run by test_optim_shared.py's processes, and one process with the same gradients."""
 
 import copy
 import datetime
@@ -34,7 +34,7 @@ SHAPES = [(24, 17), (24, 17), (40, 9), (31,), (10, 3, 3, 2), (2, 6), (6, 5, 8), 
 
 
 class Whitened(optim.MatrixOptimizer):
-    """One in Python: a momentum, and one side of Shampoo."""
+    """Written in Python: a momentum, and one side of Shampoo."""
 
     def init_state(self, gradients, group):
         gram = gradients @ gradients.mT
@@ -61,7 +61,7 @@ OPTIONS = {
 
 
 def numbers(step):
-    """Gradients of a step, or the parameters before the first one."""
+    """Gradients of a step, or the initial parameters."""
     generator = torch.Generator().manual_seed(100 + step)
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
@@ -79,7 +79,7 @@ def run(optimizer, parameters, place, steps, dtype=torch.float32):
 
 
 def goes_on(what, name, values, state, place, **more):
-    """Another STEPS with a new optimizer that has loaded the state, to what one process would have come to."""
+    """Another STEPS with a new optimizer that has loaded the state, vs the result of one process."""
     parameters = [torch.nn.Parameter(place(value.clone())) for value in values]
     optimizer = make(name, parameters, **more)
     optimizer.load_state_dict(state)
@@ -92,7 +92,7 @@ def goes_on(what, name, values, state, place, **more):
 
 
 def on(mesh, *placements):
-    """Distributes along dimensions that a tensor has; others lie whole on the mesh."""
+    """Shards dimensions that a tensor has; other tensors are replicated on the mesh."""
 
     def place(value):
         fitting = [Replicate() if isinstance(p, Shard) and p.dim >= value.ndim else p for p in placements]
@@ -106,7 +106,7 @@ def by_rows(size):
 
 
 def ways(size):
-    """Every way to place parameters on a world of this size, and the optimizer's options for it."""
+    """Every placement of parameters on a world of this size, and the optimizer's options for it."""
     line = init_device_mesh("cpu", (size,))
     yield "by rows", on(line, Shard(0)), {}
     yield "by columns", on(line, Shard(1)), {}
@@ -128,7 +128,7 @@ def differing(expected, parameters):
 
 
 def plain(value):
-    """A place that is no mesh."""
+    """A single rank instead of a mesh."""
     return value
 
 
@@ -139,12 +139,12 @@ def train(name, place, steps=STEPS, dtype=torch.float32, **more):
     return optimizer, parameters
 
 
-# --- what is tried in each world
+# --- cases in each world
 
 
 @functools.cache
 def alone(name, steps=STEPS, dtype=torch.float32, **more):
-    """What one process comes to."""
+    """The result of one process."""
     return [p.detach() for p in train(name, plain, steps, dtype, **more)[1]]
 
 
@@ -158,7 +158,7 @@ def equal_bits(size):
 
 
 def several_in_a_shard(size):
-    """Cuts, and experts, whose borders are not those of the shards."""
+    """Cuts, and experts, whose boundaries are not those of the shards."""
 
     def trained(place, **group):
         values = numbers(-1)
@@ -183,7 +183,7 @@ def moments_lie_like_their_parameter(size):
 
 
 def goes_on_from_state(size):
-    """From the state_dict of one process into any number of them, and from one of the same world."""
+    """From the state_dict of one process to any number of them, and from one of the same world."""
     rows = by_rows(size)
     for name in OPTIONS:
         for trained, places in ((plain, ways(size)), (rows, [("by rows", rows, {})])):
@@ -193,7 +193,7 @@ def goes_on_from_state(size):
 
 
 def refused_together(size):
-    """A NaN in the gradient of one rank, or no gradient there: nobody takes the step, and all get the same error."""
+    """A NaN in the gradient of one rank, or no gradient there: no rank takes the step, and all get the same error."""
     place = by_rows(size)
     policies = [("skip", ""), ("raise", "nothing was changed")]
     cases = [("Muon", *p) for p in [*policies, ("missing", "of different parameters")]]
@@ -217,7 +217,7 @@ def refused_together(size):
 
 
 def really_trains(size):
-    """fully_shard, backward, clipping and a loss scaler, beside the same on one process with the averaged loss."""
+    """fully_shard, backward, clipping and a loss scaler vs one process with the averaged loss."""
 
     def model():
         torch.manual_seed(3)
@@ -234,8 +234,8 @@ def really_trains(size):
             scaler.step(optimizer)
             scaler.update()
 
-    # Norms of shards are rounded otherwise than one of the whole: eight samples leave factors singular, and with less
-    # damping their roots would make 2 % of a last bit.
+    # Norms of shards are rounded differently from one of the whole: eight samples leave factors singular, and with less
+    # damping their roots would magnify a last bit to 2 %.
     for name, more in (("Muon", {}), ("Shampoo", {"relative_eps": 1e-3}), ("AdamW", {}), ("Whitened", {})):
         one, many = model(), model()
         steps(one, make(name, one.parameters(), **more))
@@ -249,7 +249,7 @@ def really_trains(size):
 
 
 def layouts(size):
-    """Some of the ways, by short names: shards, and plain tensors, alone or as replicas."""
+    """Some placements, by short names: shards, and plain tensors, alone or as replicas."""
     line = init_device_mesh("cpu", (size,))
     return {
         "rows": (on(line, Shard(0)), {}),
@@ -266,7 +266,7 @@ def save(size, folder):
 
 
 def load(size, folder):
-    """A checkpoint of any world, sharded in any way, goes on as one process would have."""
+    """A checkpoint of any world, sharded in any way, resumes like one process."""
     for way, name in itertools.product(("columns", "plain"), OPTIONS):
         for path in sorted(Path(folder, name).iterdir()):
             place, more = layouts(size)[way]
@@ -282,7 +282,7 @@ def ends_as_one_process(what, name, optimizer, parameters, place):
 
 
 def whole_by_checkpoint(size):
-    """A full state_dict is whole on rank 0, or on all, and loads from rank 0, or from all, sharded in any way."""
+    """A full state_dict is complete on rank 0, or on all, and loads from rank 0, or from all, sharded in any way."""
     for name, (way, (place, more)) in itertools.product(OPTIONS, layouts(size).items()):
         optimizer, parameters = train(name, place, **more)
         model = torch.nn.ParameterList(parameters)
@@ -306,7 +306,7 @@ def whole_by_checkpoint(size):
 
 
 def missing_in_a_whole_state(size):
-    """What the state does not have is missed, not taken for zeros."""
+    """Missing entries raise an error instead of becoming zeros."""
     optimizer, parameters = train("Shampoo", by_rows(size))
     options = StateDictOptions(full_state_dict=True)
     given = get_optimizer_state_dict(torch.nn.ParameterList(parameters), optimizer, options=options)
@@ -320,8 +320,8 @@ def missing_in_a_whole_state(size):
 
 
 def large_vectors(size, folder):
-    """Spans of a large parameter, which ranks of replicas divide across its rows, are one tensor in one process and in
-    a checkpoint."""
+    """Spans of a large parameter, which replicas divide across its rows, are one tensor in one process and in a
+    checkpoint."""
     value = torch.randn(1100, 1000, generator=torch.Generator().manual_seed(4))
 
     def made(name, value, place=plain, **more):
@@ -352,7 +352,7 @@ def large_vectors(size, folder):
 
 
 def copies_of_a_part(size):
-    """A rank's part of an optimizer can be neither copied nor pickled: it would go on without the rest."""
+    """A rank's part of an optimizer cannot be copied or pickled: it would continue without the rest."""
     optimizer, _ = train("Shampoo", plain, process_group=dist.group.WORLD)
     for copy_of in (copy.deepcopy, pickle.dumps):
         try:
@@ -363,8 +363,8 @@ def copies_of_a_part(size):
 
 
 def consolidates(size, folder):
-    """The last rank has the state of all, from which one process goes on to the bit. The others, and all of them after
-    another step, are told what to do."""
+    """The last rank has the full state, from which one process resumes bitwise. The others, and all of them after
+    another step, get an error with advice."""
     to = size - 1
     for name in OPTIONS:
         optimizer, parameters = train(name, plain, process_group=dist.group.WORLD)
@@ -384,7 +384,7 @@ def consolidates(size, folder):
 
 
 def refuses_to_save(name, optimizer):
-    """Elementwise state is whole on every rank."""
+    """Elementwise state is complete on every rank."""
     try:
         optimizer.state_dict()
         assert name in ("SGD", "AdamW", "Lion"), f"{name} gave a part of the state"
@@ -393,8 +393,8 @@ def refuses_to_save(name, optimizer):
 
 
 def failures_travel(size):
-    """Failed refreshes of factors, which one process counts in a row, go to the owners of their tiles and come back;
-    of the two blocks of a thin matrix, one has no factor along its long side."""
+    """Failed refreshes of factors, which one process counts in a row, go to the owners of their tiles and come back; of
+    the two blocks of a thin matrix, one has no factor along its long side."""
     values = [torch.randn(shape, generator=torch.Generator().manual_seed(9)) for shape in ((24, 17), (2, 300))]
 
     def made(**more):
@@ -417,7 +417,7 @@ def failures_travel(size):
 
 
 def other_ways_to_save(size, folder):
-    """Staged copies, in host memory, with flattened keys, and a file of each rank by itself."""
+    """Staged copies in host memory, with flattened keys, and a file per rank."""
     rows = by_rows(size)
     for k, more in enumerate(({}, {"cpu_offload": True}, {"flatten_optimizer_state_dict": True})):
         options = StateDictOptions(**more)
@@ -441,7 +441,7 @@ def other_ways_to_save(size, folder):
 
 
 def offloads_from_a_gpu(size):
-    """fully_shard with CPUOffloadPolicy, beside the same without, up to rounding."""
+    """fully_shard with CPUOffloadPolicy vs without, up to rounding."""
     torch.cuda.set_device(0)
 
     def trained(name, policy, steps=3):
@@ -459,7 +459,7 @@ def offloads_from_a_gpu(size):
             optimizer.step()
         return [local_tensor(p).detach().cpu() for p in net.parameters()]
 
-    # On a GPU Muon takes other polynomials, which leave singular values between 0.85 and 1.12 too.
+    # On a GPU Muon uses other polynomials, which leave singular values between 0.85 and 1.12 too.
     for name, most in (("Muon", 0.3), ("Shampoo", 0.02), ("AdamW", 0.02)):
         start = trained(name, OffloadPolicy(), steps=0)
         expected = trained(name, OffloadPolicy())
@@ -470,8 +470,8 @@ def offloads_from_a_gpu(size):
 
 
 def on_a_mesh_of_gpus(size):
-    """Shards in host memory on a mesh of GPUs whose group has no backend for it, as under NCCL with CPUOffloadPolicy:
-    equal bits, and state in the same memory that the steps write to. No GPU is used."""
+    """Host-memory shards on a mesh of GPUs whose group has no backend for it, as under NCCL with CPUOffloadPolicy:
+    bitwise equal, and state in the memory that steps write. No GPU is used."""
     assert "cpu" not in dist.get_backend_config()
     mesh, rank = DeviceMesh("cuda", torch.arange(size)), dist.get_rank()
 
@@ -526,13 +526,13 @@ CASES = [
 ]
 
 
-# --- a rank that dies in the middle of a step
+# --- a rank that dies during a step
 
-LOST_OF, LOST, TIMEOUT = 3, 2, 4  # ranks, the one that dies, seconds
+LOST_OF, LOST, TIMEOUT = 3, 2, 4  # ranks, the one that dies, timeout in seconds
 
 
 def die_in(operation):
-    """This process ends without a word the next time that it comes to the operation."""
+    """This process exits silently the next time it reaches the operation."""
     call = Group._call
 
     def deadly(self, name, *rest):
@@ -544,7 +544,7 @@ def die_in(operation):
 
 
 def lose_a_rank(rank, size, folder):
-    """Writes what a survivor was told, after how many seconds, and whether it may go on."""
+    """Records a survivor's error, after how many seconds, and whether it may continue."""
     join_group(rank, size, folder, timeout=datetime.timedelta(seconds=TIMEOUT))
     optimizer, parameters = train("Shampoo", plain, 3, process_group=dist.group.WORLD)
     dist.barrier()

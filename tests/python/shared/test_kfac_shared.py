@@ -1,6 +1,5 @@
-"""KFAC whose layers processes have divided among them, over gloo in worlds of two and three: to the bit what one
-process comes to with the same factors, also where what two have saved goes on in three or in one. What the ranks do is
-in kfac_shared_cases.py."""
+"""Sharded KFAC over gloo in worlds of two and three: bitwise equal to one process with the same factors, also after two
+ranks' checkpoint resumes in three or in one. kfac_shared_cases.py has the ranks' functions."""
 
 import kfac_shared_cases
 import pytest

@@ -1,5 +1,5 @@
-"""Optimizers that processes share, over gloo: bit for bit what one process comes to, in worlds of two to four ranks,
-sharded in every way, with checkpoints that go from one world to another. What the ranks do is in shared_cases.py."""
+"""Sharded optimizers over gloo: bitwise equal to one process, in worlds of two to four ranks, sharded in every way,
+with checkpoints between worlds. shared_cases.py has the ranks' functions."""
 
 import json
 import pickle
@@ -24,8 +24,8 @@ def test_host_memory_on_a_mesh_of_gpus(tmp_path):
 
 
 def test_survivors_are_told(tmp_path):
-    """kill -9 of one process in the middle of a step: the others hear of it within the group's timeout, by the names of
-    the group and the operation, and their optimizer says from then on that it has failed."""
+    """kill -9 of one process during a step: the others get an error within the group's timeout that names the group and
+    the operation, and their optimizer has failed from then on."""
     ranks = run_ranks(shared_cases.lose_a_rank, shared_cases.LOST_OF, str(tmp_path), seconds=60)
     assert ranks == [0, 0, -9]
     for told in (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(shared_cases.LOST)):
@@ -88,7 +88,7 @@ def test_bytes_that_are_refused(sent):
 
 
 def test_no_collective_unpickles():
-    """PyTorch's collectives of objects run what another rank has pickled."""
+    """PyTorch's object collectives unpickle, and so run, other ranks' data."""
     for file in Path(torchium.__file__).parent.rglob("*.py"):
         assert not re.search(r"_object(_list)?\(|pickle\.loads?\(", file.read_text()), file
 

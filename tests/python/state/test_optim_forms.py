@@ -1,7 +1,6 @@
-"""Forms that state is kept in: factors and roots as lower triangles (`packed_factors`), roots in bfloat16
-(`root_dtype`), moments in bfloat16 and in eight bits (`state_dtype`): their names, shapes and types, and checkpoints of
-one form in an optimizer of another. Steps with each form are compared in C (tests/optim/state).
-"""
+"""Storage forms of state: factors and roots as lower triangles (`packed_factors`), roots in bfloat16 (`root_dtype`),
+moments in bfloat16 and in eight bits (`state_dtype`): their names, shapes and types, and checkpoints of one form in an
+optimizer of another. C tests compare the steps of each form (tests/optim)."""
 
 import copy
 
@@ -35,8 +34,8 @@ def matrix_steps(model, optimizer, count, first=0):
 
 
 def in_another_form(kind, device, form, other, **more):
-    """After three steps in one form, the state in an optimizer of another form: the saved options say which it is, and
-    where they are set back, the state follows."""
+    """After three steps in one form, the state in an optimizer of another form: the saved options determine the form,
+    and the state follows if they are changed back."""
     model, optimizer = one_matrix(kind, device, **form, **more)
     matrix_steps(model, optimizer, 3)
     saved = through_file(optimizer.state_dict())
@@ -78,7 +77,7 @@ def lower(matrix):
 
 @pytest.mark.parametrize("to", ["float32", "bfloat16", torch.bfloat16])
 def test_roots_of_either_type_are_exchanged(to, device):
-    """Nothing is refreshed after the first step, so that steps go by what was loaded."""
+    """Nothing is refreshed after the first step, so that steps use the loaded state."""
     kept = "bfloat16" if to == "float32" else "float32"
     options = {"precondition_frequency": 1000, "stagger": False}
     pairs = in_another_form("shampoo", device, {"root_dtype": kept}, {"root_dtype": to}, **options)
@@ -100,7 +99,7 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "lion": ("exp_avg",), "sgd": ("mo
 
 
 def network(device, seed=0):
-    """Two matrices that are large enough and vectors that are not; nothing lies in whole blocks."""
+    """Two matrices that are large enough and vectors that are not; sizes are not multiples of a block."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(61, 97), torch.nn.Tanh(), torch.nn.Linear(97, 53)).to(device)
 
@@ -116,7 +115,7 @@ def steps(model, optimizer, count, first=0):
 
 
 def moment(optimizer, parameter, name):
-    """A moment in float32, however it is kept."""
+    """A moment in float32, from any form."""
     state = optimizer.state[parameter]
     return decode(name, state[name], state[f"{name}_scale"]) if f"{name}_scale" in state else state[name].float()
 
@@ -124,7 +123,7 @@ def moment(optimizer, parameter, name):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", MOMENTS)
 def test_types_and_names(kind, dtype, device):
-    """Codes have the parameter's shape, small parameters float32, and what is kept is near what float32 keeps."""
+    """Codes have the parameter's shape, small parameters float32, and stored values are near float32's."""
     models = [network(device) for _ in range(2)]
     ours = CLASSES[kind](models[0].parameters(), **LIVELY[kind], state_dtype=dtype)
     plain = CLASSES[kind](models[1].parameters(), **LIVELY[kind])
@@ -220,7 +219,7 @@ def test_state_of_torch_optim(device):
 
 
 def test_other_layouts(device):
-    """Codes of a parameter that is not contiguous are a row in the order of its memory."""
+    """Codes of a non-contiguous parameter are a row in memory order."""
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(16, 32, 3, 5, device=device).to(memory_format=torch.channels_last))
     optimizer = torchium.optim.AdamW([weight], state_dtype="int8")
@@ -240,7 +239,7 @@ def test_other_layouts(device):
 
 
 def test_codes_are_the_nearest():
-    """Within half a step of what they stand for, and v above 0 never becomes 0."""
+    """Within half a step of their values, and v above 0 never becomes 0."""
     torch.manual_seed(3)
     for name in ("exp_avg", "exp_avg_sq"):
         values = torch.randn(1001).abs().clamp_min(1e-3) * torch.randn(1001).sign() * 10 ** (4 * torch.rand(1001))

@@ -1,6 +1,5 @@
-"""State from elsewhere: of torch.optim, of a model of another dtype, through torch.distributed.checkpoint; and state
-that does not fit, which raises an error that names it and changes nothing.
-"""
+"""State from torch.optim, from a model of another dtype, through torch.distributed.checkpoint; and state that does not
+fit, which raises an error that names it and changes nothing."""
 
 import copy
 
@@ -28,7 +27,7 @@ from optim_cases import (
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_exchange_with_torch_optim(kind, device):
-    """Into torchium and back, during training: as if nothing had changed, to rounding."""
+    """Into torchium and back, during training: equal to uninterrupted training, to rounding."""
     theirs = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[kind]
     options = LIVELY[kind]
     model = small(device, torch.float64)
@@ -51,7 +50,7 @@ def test_exchange_with_torch_optim(kind, device):
 
 
 def test_exchange_with_torch_optim_muon(device):
-    """One buffer for each matrix; torch's rounding to bfloat16 keeps the two a few thousandths of a step apart."""
+    """One buffer per matrix; torch's rounding to bfloat16 makes the two differ by a few thousandths of a step."""
     options = {"lr": 0.02, "weight_decay": 0.1}
     model = square(device).float()
     for layer in (model[0], model[2]):
@@ -94,7 +93,7 @@ def _other_shape(state, entry):
     entry[name] = value.new_zeros(*value.shape[:-1], value.shape[-1] + 1)
 
 
-# What is wrong with a state and the entry of one parameter, and what the message says.
+# Invalid state and entry of one parameter, and words of the message.
 WRONG = [
     (_other_shape, r"conv\.weight"),
     (lambda state, entry: state["param_groups"][0]["params"].pop(), ""),
@@ -123,14 +122,14 @@ def test_states_that_are_refused_change_nothing(kind, device):
 
 
 def without_kind(state):
-    """As versions before the kind was saved wrote it."""
+    """As written by versions that did not save the kind."""
     return {name: value for name, value in state.items() if name != "torchium_kind"}
 
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_state_of_another_kind_is_refused(kind, steps, device):
-    """With both names and what to do, from the kind that was saved or from what groups and states are called; the
-    optimizer stays as it was. Its own state loads without a kind, too."""
+    """With both names and advice, from the saved kind or from names of groups and state; the optimizer is unchanged.
+    Its own state loads without a kind, too."""
     model, optimizer, twin, beside = pair(kind, device, 2)
     sources = [(other, CLASSES[other]) for other in KINDS if other != kind]
     sources += [(other, c) for other, c in (("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)) if other != kind]
@@ -155,7 +154,7 @@ def test_state_of_another_kind_is_refused(kind, steps, device):
 
 @pytest.mark.parametrize("left", [0, 8])
 def test_state_that_was_resized(kind, left, device):
-    """An error names it, in what is saved and in what is loaded; the counts of the host are written anew."""
+    """An error names it, on save and on load; the host's counts are rewritten."""
     model, optimizer = trained(kind, device, 2)
     good = copy.deepcopy(optimizer.state_dict())
     p = model.conv.weight
@@ -175,7 +174,7 @@ def test_state_that_was_resized(kind, left, device):
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float32")])
 def test_state_of_a_model_of_another_dtype(kind, dtypes, device):
-    """Taken over with its numbers, or an error that names it with nothing loaded."""
+    """Loaded with its values, or an error that names it with nothing loaded."""
     first, second = (getattr(torch, d) for d in dtypes)
     model = small(device, first)
     optimizer = make(kind, model.named_parameters())

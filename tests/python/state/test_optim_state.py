@@ -1,6 +1,5 @@
-"""State that survives: state_dict and back, torch.save, pickle, deepcopy. A copy goes on to the bit as the original
-does, and the state of a half-precision model stays float32.
-"""
+"""State round trips: state_dict, torch.save, pickle, deepcopy. A copy continues bitwise like the original, and the
+state of a half-precision model stays float32."""
 
 import copy
 import functools
@@ -31,13 +30,13 @@ def by(way):
 
 
 def in_another_default_device(model, optimizer, twin, other):
-    """What is on the host stays there inside `with torch.device(...)`, which libraries use to make models."""
+    """Host state stays on the host inside `with torch.device(...)`, which libraries use to create models."""
     with torch.device("meta"):
         other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
 def by_checkpoint(model, optimizer, twin, other):
-    """torch.distributed.checkpoint makes the state of a fresh optimizer by a step with zero gradients and lr 0."""
+    """torch.distributed.checkpoint initializes a new optimizer's state by a step with zero gradients and lr 0."""
     set_optimizer_state_dict(twin, other, copy.deepcopy(get_optimizer_state_dict(model, optimizer)))
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
@@ -72,7 +71,7 @@ def test_round_trip(kind, way, device):
 @pytest.mark.parametrize("drift", [None, 1e-9, 1e6])
 @pytest.mark.parametrize("kind", ["shampoo", "soap"])
 def test_adaptive_refresh_resumes(kind, drift, device):
-    """The gaps that factors have come to are part of the state."""
+    """The factors' current intervals are part of the state."""
     options = {"precondition_frequency": None, "refresh_drift": drift}
     model, optimizer = trained(kind, device, 7, **options)
     twin, other = fresh(kind, model, **options)
@@ -107,7 +106,7 @@ def test_state_of_an_optimizer_that_has_not_stepped(kind, device):
 
 
 def test_a_loaded_state_is_a_copy(kind, device):
-    """Two optimizers loaded from one state do not share it, nor does the state follow them."""
+    """Two optimizers loaded from one state do not share it, nor is it updated with them."""
     model, optimizer = trained(kind, device, 3)
     state = copy.deepcopy(optimizer.state_dict())
     kept = copy.deepcopy(state)
@@ -122,7 +121,7 @@ def test_a_loaded_state_is_a_copy(kind, device):
 
 
 def test_groups_and_late_parameters(kind, device):
-    """Groups added on the way, a parameter that never had a gradient, and clocks that differ."""
+    """Groups added during training, a parameter without gradients, and different step counts."""
 
     def grow(model, optimizer):
         optimizer.add_param_group({"params": [model.hidden.weight, model.hidden.bias], "lr": 0.002})
@@ -220,7 +219,7 @@ def test_what_a_state_dict_holds(kind, device):
 
 
 def test_state_is_alive(kind, device):
-    """What optimizer.state shows is the state itself: it moves with the steps, and what is written to it is used."""
+    """optimizer.state is the state itself: it changes with the steps, and writing to it takes effect."""
     model, optimizer, twin, beside = pair(kind, device, 3)
     before = copies(tensors_of(optimizer))
     train(model, optimizer, 1, first=3)
@@ -229,7 +228,7 @@ def test_state_is_alive(kind, device):
     for s in optimizer.state.values():
         for name in ("exp_avg", "momentum_buffer"):
             if name in s:
-                s[name].fill_(1.0)  # by which a sign changes, too
+                s[name].fill_(1.0)  # which changes a sign, too
     train(model, optimizer, 1, first=4)
     train(twin, beside, 1, first=4)
     assert not torch.equal(model.out.weight, twin.out.weight)

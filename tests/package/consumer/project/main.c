@@ -1,4 +1,4 @@
-/* The smallest program that uses the installed library: one inverse root whose value is known. */
+/* A minimal program with the installed library: one inverse root with a known value. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
