@@ -1,4 +1,4 @@
-"""What the benchmarks have in common: a case is a row of the table, and its work is what has to be timed."""
+"""Shared by the benchmarks: a case is a row of the table with the work to time."""
 
 import dataclasses
 import math
@@ -10,30 +10,30 @@ from timing import Clock, host_ms, in_turns, median_of, waiter
 
 @dataclasses.dataclass
 class Work:
-    """Functions by name, of which the first of ours is the row's; a number in place of one is milliseconds that were
-    measured already."""
+    """Functions by name, the first of Torchium's being the row's; a number instead is a measured time in
+    milliseconds."""
 
     ours: dict
     anchors: dict = dataclasses.field(default_factory=dict)
-    error: Callable | None = None  # of what a function returns
-    allowed: float = math.inf  # the error that ours may have
-    more: Callable = dict  # further figures, taken after the times
+    error: Callable | None = None  # of a function's result
+    allowed: float = math.inf  # the largest error that is accepted
+    more: Callable = dict  # further figures, measured after the times
     close: Callable = lambda: None
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    row: object  # of the table of targets; None where it has none
+    row: object  # in the table of targets; None if it has none
     work: str
     size: str
-    make: Callable  # the work, for a Bench
-    target: float | None = None  # milliseconds on an H200; on the CPU how many times faster than PyTorch
+    make: Callable  # returns the functions for a Bench
+    target: float | None = None  # milliseconds on an H200; on the CPU the speedup over PyTorch
     limit: float | None = None  # milliseconds on an H200
-    slow: bool = False  # left out by --quick
+    slow: bool = False  # skipped by --quick
 
 
 class Bench:
-    """The library, the device and the clock that the cases share. `tiny` is a dry run whose figures mean nothing."""
+    """The library, the device and the timer shared by cases. `tiny` is a dry run whose figures are meaningless."""
 
     def __init__(self, library, device, seconds, quick=False, tiny=False):
         self.library, self.device, self.seconds, self.quick, self.tiny = library, device, seconds, quick, tiny
@@ -60,7 +60,7 @@ class Bench:
         return torch.full(shape, math.nan, dtype=dtype, device=self.device)
 
     def times(self, sides):
-        """Milliseconds of each side: by events on a GPU, in turns on the CPU, which others use too."""
+        """Milliseconds of each side: by events on a GPU, alternating on the CPU, which is shared."""
         known = {name: side for name, side in sides.items() if not callable(side)}
         sides = {name: side for name, side in sides.items() if callable(side)}
         if self.cuda:
@@ -70,7 +70,7 @@ class Bench:
         return known | in_turns(sides, self.seconds / 6)
 
     def host_ms(self, step, count=20):
-        """What a step keeps the host busy for, without synchronizing."""
+        """Host time of a step, without synchronizing."""
         wait = waiter(self.device)
         return median_of(count, lambda: (wait(), host_ms(step))[1])
 
@@ -111,7 +111,7 @@ def finite(value):
 
 
 def returning(call, out):
-    """A call that returns where it writes."""
+    """A call that returns its output."""
 
     def called():
         call()

@@ -3,8 +3,8 @@
 
     bench/compare.py [LIBRARY] [--device cpu] [--quick] [--only TEXT] [--peer-path DIR ...] [--json FILE]
 
-LIBRARY is libtorchium.so, by default the package's own. With the package in PYTHONPATH, steps run from Python too.
-Each line has the row of the table of targets, our time, the time of the fastest peer, the share of the limit that is
+LIBRARY is libtorchium.so, by default the package's own. With the package in PYTHONPATH, steps run from Python too. Each
+line has the row of the table of targets, Torchium's time, the fastest peer's, the fraction of the limit that is
 reached, and whether the target is met at an allowed error. Times are medians, by device events on a GPU; on the CPU the
 sides alternate and only the ratio counts. Outputs are poisoned first, and errors are relative to float64. A case that
 fails is reported and does not end the run.
@@ -34,7 +34,7 @@ TARGET = "target_ms", "target_ratio", "met"
 
 
 def gpu_cases(tiny):
-    """Sizes of rows are those of the table of targets; a dry run has tiny ones."""
+    """Sizes of the table of targets; a dry run has tiny ones."""
 
     def sized(make, *size, small, **options):
         return partial(make, *(small if tiny else size), **options)

@@ -1,6 +1,5 @@
-"""The files of figures that every benchmark here writes: JSON in which each row of a list stands on a line of its own,
-so that a diff of two runs shows rows. Numbers keep five digits, and what failed has null, since JSON has no infinity.
-"""
+"""JSON files of results, with one row of a list per line, for readable diffs. Numbers are rounded to five digits;
+failures are null, since JSON has no infinity."""
 
 import json
 import math
@@ -11,7 +10,7 @@ RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")  #
 
 
 def plain(value):
-    """The same with every number rounded, and null for those that are not finite."""
+    """Rounds every number; non-finite ones become null."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -22,7 +21,7 @@ def plain(value):
 
 
 def text(figures):
-    """A field a line, a row of a list a line."""
+    """One line per field, one per row of a list."""
     return _fields(figures, " ") + "\n"
 
 
@@ -40,7 +39,7 @@ def _value(value, indent):
 
 
 def write(path, figures):
-    """All at once: a run that is stopped leaves the figures of the last whole one."""
+    """Atomically: an interrupted run leaves the figures of the last complete one."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path + ".part", "w", encoding="ascii") as file:
         file.write(text(plain(figures)))
@@ -48,5 +47,5 @@ def write(path, figures):
 
 
 def device_name(device):
-    """NVIDIA H200 as h200, for the name of a file."""
+    """NVIDIA H200 becomes h200, for file names."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower().replace("nvidia", "")).strip("-")

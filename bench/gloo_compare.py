@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Times steps of Muon and Shampoo that two processes share over gloo, one thread each, vs Dion's Muon and Meta's
+"""Times steps of Muon and Shampoo sharded over two processes by gloo, one thread each, vs Dion's Muon and Meta's
 Distributed Shampoo, in one run: the same parameters and gradients, replicated (as under DDP) and sharded by rows (as
 under fully_shard).
 
     PYTHONPATH=build/release/python:DION:SHAMPOO bench/gloo_compare.py [--width N] [--layers N] [--bfloat16]
 
-DION and SHAMPOO are checkouts of github.com/microsoft/dion and github.com/facebookresearch/optimizers; those that are
-not found are left out. Rounds alternate between all of them, so that other load on the machine affects all alike. With
-the milliseconds of a step comes the processor time of both processes, which a busy machine changes less.
+DION and SHAMPOO are checkouts of github.com/microsoft/dion and github.com/facebookresearch/optimizers; missing ones are
+skipped. Rounds alternate between all of them, so that other load on the machine affects all alike. In addition to a
+step's milliseconds it reports the CPU time of both processes, which load affects less.
 
-Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for: it is given five steps of Muon's polynomial in
-float32, as Torchium in a second row, and --bfloat16 adds Dion's own. Of Meta's ways to take shards, the default one
-preconditions each shard by itself, which is other mathematics than that of one process; REPLICATE is the same as one
-process. ROUND_ROBIN, which is too, sends what gloo does not take.
+Dion orthogonalizes in bfloat16, which many CPUs do not support: it gets five steps of Muon's polynomial in float32, as
+does Torchium in a second row, and --bfloat16 adds Dion's own. Of Meta's modes for shards, the default preconditions
+each shard separately, which is not equivalent to one process; REPLICATE is. ROUND_ROBIN, also equivalent, uses
+collectives that gloo lacks.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 RANKS, PERIOD = 2, 5
-WARM_UP = 3  # rounds: Dion's functions are compiled, and then once more for other sizes
+WARM_UP = 3  # rounds: Dion's functions are compiled, and again for other sizes
 
 
 def shapes(width, layers):
@@ -151,7 +151,7 @@ class Trial:
         self.wall, self.busy = [], []
 
     def period(self, timed):
-        """As many steps as roots are apart. Milliseconds a step: of the slowest rank, and the processor's of both."""
+        """As many steps as the refresh interval. Milliseconds per step of the slowest rank, and CPU time of both."""
         dist.barrier()
         wall, busy = time.perf_counter(), time.process_time()
         for _ in range(PERIOD):
@@ -165,7 +165,7 @@ class Trial:
 
 
 def measure(work, placement, mesh, args):
-    """A row: all trials in turn, round after round."""
+    """A row: all trials alternating, round after round."""
     makers = WORK[work] | (ONLY_SHARDED.get(work, {}) if mesh else {})
     if not args.bfloat16:
         makers.pop("Dion, bfloat16", None)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Error that 8-bit state adds, vs bitsandbytes: the distance of parameters from those of float32 state, as a percentage
-of the distance that they moved, on the same gradients.
+"""Error of 8-bit state vs bitsandbytes: the distance of parameters from those with float32 state, as a percentage of
+the distance that they moved, with the same gradients.
 
     PYTHONPATH=build/release/python bench/int8_compare.py [--steps 100] [--count 8192] [--seed 77] [--device cpu]
         [--out FILE]

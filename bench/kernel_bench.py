@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Times custom kernels: compiling, compiling what the cache has, launching, and torchium.elementwise vs PyTorch.
+"""Times custom kernels: compilation, cache hits, launches, and torchium.elementwise vs PyTorch.
 
     PYTHONPATH=build/cuda/python bench/kernel_bench.py [--device cpu] [--json FILE]
 
-One line for each figure, with its target, which is a GPU's; the process ends with status 1 where one is missed, but not
-with --report. Compiling is timed in fresh processes with a separate cache folder: the first call of a process also
-opens the compiler.
+One line per figure, with its target on a GPU; the exit status is 1 if one is missed, except with --report. Compilation
+is timed in new processes with a separate cache folder: the first call of a process also loads the compiler.
 """
 
 import argparse
@@ -31,12 +30,12 @@ __global__ void scale_add(float *y, const float *x, float a, int n)
 """
 OTHER = SOURCE.replace("+=", "-=", 1).replace("scale_add", "other")
 N = 256
-LAUNCHES = 200  # in a round: well below the number that a stream can hold, beyond which a launch waits
+LAUNCHES = 200  # per round: well below the length of a stream's queue, beyond which a launch blocks
 TARGETS = {"first_ms": 300, "next_ms": 300, "cached_ms": 5, "launch_inside_us": 5, "launch_us": 12}
 
 
 def median_us(function, wait, calls, rounds=15, waited=False):
-    """Median over rounds of a call's time on the host, or `waited` to the end of the device's work."""
+    """Median over rounds of a call's host time, or with `waited` until the device is done."""
     times = []
     for _ in range(rounds + 2):
         wait()
@@ -45,14 +44,14 @@ def median_us(function, wait, calls, rounds=15, waited=False):
 
 
 def compile_ms(source, name, device):
-    """Milliseconds, and whether the cache had it."""
+    """Milliseconds, and whether it was a cache hit."""
     start = time.perf_counter()
     info = torchium.kernel(source, name).info(device)
     return 1e3 * (time.perf_counter() - start), info["from_cache"]
 
 
 def compiling(device):
-    """In this process: the first kernel, the second, and the second again, which is in the cache by then."""
+    """In this process: the first kernel, the second, and the second again, a cache hit."""
     first, cached = compile_ms(SOURCE, "scale_add", device)
     second, _ = compile_ms(OTHER, "other", device)
     again = [compile_ms(OTHER, "other", device) for _ in range(9)]
@@ -67,7 +66,7 @@ def in_fresh_process(device, cache):
 
 
 def launching(device):
-    """Microseconds of a launch with four arguments, and of it those inside the library."""
+    """Microseconds of a launch with four arguments, and of the part inside the library."""
     x, y = torch.ones(N, device=device), torch.zeros(N, device=device)
     kernel, arguments = torchium.kernel(SOURCE, "scale_add", cache=False), (y, x, 0.5, N)
     whole = median_us(lambda: kernel(1, N, arguments), waiter(device), LAUNCHES, 25)
@@ -78,7 +77,7 @@ def launching(device):
 
 
 def elementwise(device):
-    """z = a x + y, one operation of PyTorch's, for growing tensors: a row for each."""
+    """z = a x + y, one PyTorch operation, for increasing sizes: one row each."""
     axpy = torchium.elementwise("T a, T x, T y", "T z", "z = a * x + y", "axpy")
     for n in (10**k for k in range(3, 9 if device != "cpu" else 7)):
         x, y, z = (torch.rand(n, device=device) for _ in range(3))

@@ -1,8 +1,8 @@
-"""A thin ctypes view of libtorchium for benchmarks: calls on NumPy arrays and torch tensors are prepared once and made
-often. Only what the benchmarks call is declared.
+"""A thin ctypes wrapper of libtorchium for benchmarks: calls on NumPy arrays and torch tensors are prepared once and
+repeated. Only functions used by the benchmarks are declared.
 
-Not the Python package, on purpose: figures of C must hold nothing of what the package costs, builds without it are
-timed too (`scripts/gpu-check --no-python`), and it has no limit for a context's workspace.
+It is not the Python package, whose overhead must not be part of C figures, which builds may lack (`scripts/gpu-check
+--no-python`), and which has no workspace limit.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ _TYPES = {
 
 
 def fields(*groups):
-    """The fields of a structure, as in the header: a type with its names, of which `name[3]` is an array."""
+    """The fields of a structure, as in the header: a type with its names; `name[3]` is an array."""
     listed = []
     for group in groups:
         kind, *names = group.split()
@@ -120,7 +120,7 @@ class _Device(ctypes.Structure):
 
 
 class Library:
-    """libtorchium with one context, on the CPU unless another device is named."""
+    """libtorchium with one context, by default on the CPU."""
 
     def __init__(self, path, device="cpu"):
         self.lib = ctypes.CDLL(str(pathlib.Path(path).resolve()))
@@ -141,7 +141,7 @@ class Library:
         return self.lib.tch_version().decode()
 
     def processor(self):
-        """The processor's name and what the library uses of it."""
+        """The processor's name and the instruction sets in use."""
         info = _DeviceInfo(struct_size=ctypes.sizeof(_DeviceInfo))
         self._check(self.lib.tch_device_info_get(_Device(1, 0), ctypes.byref(info)))
         return f"{info.name.decode()} ({info.features.decode()})"
@@ -150,7 +150,7 @@ class Library:
         self._check(self.lib.tch_set_num_threads(ctypes.c_int32(count)))
 
     def set_stream(self, stream):
-        """`stream` is a number as torch.cuda.Stream.cuda_stream gives it; 0 is the device's default stream."""
+        """`stream` is a number like torch.cuda.Stream.cuda_stream; 0 is the device's default stream."""
         self._check(self.lib.tch_context_set_stream(self.context, ctypes.c_void_p(stream)))
 
     def synchronize(self):
@@ -160,7 +160,7 @@ class Library:
         self._check(self.lib.tch_context_set_workspace_limit(self.context, ctypes.c_int64(count)))
 
     def trim(self):
-        """Gives kept memory back to the device."""
+        """Returns cached memory to the device."""
         self._check(self.lib.tch_memory_trim(self.context, ctypes.c_int64(0)))
 
     def reset_peak(self):
@@ -172,7 +172,7 @@ class Library:
         return {name: getattr(info, name) for name, _ in _MemoryInfo._fields_[1:]}
 
     def prepare(self, name, *arguments):
-        """A function without arguments that makes the call: what it costs is the call, not its preparation."""
+        """A function without arguments that makes the call, to time the call without its preparation."""
         converted = [self.context]
         for value in arguments:
             if isinstance(value, ctypes.Structure):
@@ -197,7 +197,7 @@ class Library:
         return self.prepare("tch_matrix_power", tensor(a), float(power), float(eps), tensor(out), _optional(report))
 
     def inverse_root(self, a, root, out, method="auto", eps=0.0, relative_eps=0.0, tolerance=0.0, report=None):
-        """With a `report` the call does not wait for the device."""
+        """With a `report` the call does not synchronize."""
         config = _RootConfig(ctypes.sizeof(_RootConfig), eps, relative_eps, METHODS[method], tolerance, 0, 0)
         return self.prepare("tch_inverse_root", tensor(a), root, config, tensor(out), None, _optional(report))
 
@@ -211,11 +211,11 @@ class Library:
         return self.prepare("tch_grad_samples", layer, tensor(x), tensor(g), tensor(weight), _optional(bias))
 
     def grad_norms(self, layer, x, g, norms, bias=True):
-        """Of the weight, and of the bias together with it."""
+        """Of the weight, and of the weight and bias together."""
         return self.prepare("tch_grad_norms", layer, tensor(x), tensor(g), 3 if bias else 1, 0, tensor(norms))
 
     def grad_factors(self, layer, x, g, alpha, beta, input_factor, output_factor):
-        """Without a bias, every position being a sample of its own."""
+        """Without a bias, and with every position as a sample."""
         numbers = float(alpha), float(beta)
         described = tensor(input_factor), tensor(output_factor)
         return self.prepare("tch_grad_factors", layer, tensor(x), tensor(g), 0, 0, *numbers, *described)

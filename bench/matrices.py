@@ -1,4 +1,4 @@
-"""Matrix functions vs what people write with PyTorch: inverse roots, powers, Kronecker and host products."""
+"""Matrix functions vs common PyTorch implementations: inverse roots, powers, Kronecker and host products."""
 
 import math
 import time
@@ -13,9 +13,9 @@ METHODS = ("auto", "newton", "eigen")
 
 
 def symmetric_batch(bench, batch, n, seed, dtype=torch.float32, spectrum="power"):
-    """Matrices with random eigenvectors and eigenvalues i^-2, or in equal ratios from 1 to 1e-6. Sixteen have
-    eigenvectors of their own, the others are those with the signs of random coordinates changed: other numbers, the
-    same spectrum, made quickly."""
+    """Matrices with random eigenvectors and eigenvalues i^-2, or geometric from 1 to 1e-6. Sixteen have their own
+    eigenvectors, the others are those with the signs of random coordinates changed: different matrices with the same
+    spectrum, generated quickly."""
     generator, double = bench.random(seed), {"dtype": torch.float64, "device": bench.device}
     values = torch.arange(1, n + 1, **double).pow(-2) if spectrum == "power" else torch.logspace(0, -6, n, **double)
     made = []
@@ -34,8 +34,8 @@ def symmetric_batch(bench, batch, n, seed, dtype=torch.float32, spectrum="power"
 
 
 def reference_power(a, power):
-    """The power of the damped matrices from float64 decompositions of the very numbers given, a few at a time. For
-    float64 by singular values, which are the eigenvalues here: eigenvalues would compare PyTorch with itself."""
+    """The power of the damped matrices from float64 decompositions of the rounded inputs, a few at a time. For float64
+    by singular values, which are the eigenvalues here: eigenvalues would compare PyTorch with itself."""
     parts = []
     for piece in a.split(max(1, 2**25 // a.shape[-1] ** 2)):
         if a.dtype == torch.float64:
@@ -66,26 +66,26 @@ def torch_newton_root(a):
         square = t @ t
         m = square @ square @ m
         off = (m - eye).abs().amax().item()
-        if not off < previous or off < 1e-6:  # converged, or rounding has the upper hand
+        if not off < previous or off < 1e-6:  # converged, or dominated by rounding
             break
         previous = off
     return x
 
 
 def root_call(bench, a, method, tolerance=0.0):
-    """Takes the roots of `a` into memory of its own, which stays NaN where a root is not delivered."""
+    """Writes the roots of `a` to separate memory, which stays NaN if a root fails."""
     out, report = torch.full_like(a, math.nan), torch.full((len(a),), -1, dtype=torch.int32, device=bench.device)
     options = {"relative_eps": DAMPING, "tolerance": tolerance, "report": report}
     return returning(bench.library.inverse_root(a, ROOT, out, method, **options), out)
 
 
 def some_error(x, picked, reference):
-    """Of some of a batch; infinite where any of it was not delivered."""
+    """Of a subset of a batch; infinite if any root failed."""
     return math.inf if x.isnan().any() else frobenius(x[picked], reference)
 
 
 def inverse_root(batch, n, bench, dtype=torch.float32, methods=METHODS, tolerance=0.0, theirs=None, spectrum="power"):
-    """A^(-1/4); `tolerance` 0 is the library's default, `theirs` the type that PyTorch computes in."""
+    """A^(-1/4); `tolerance` 0 is the library's default, `theirs` PyTorch's compute type."""
     a = symmetric_batch(bench, batch, n, batch + n, dtype, spectrum)
     anchors = {"torch eigh": lambda: torch_power(a, -1 / ROOT, theirs)}
     if bench.cuda or bench.tiny:
@@ -97,7 +97,7 @@ def inverse_root(batch, n, bench, dtype=torch.float32, methods=METHODS, toleranc
 
 
 def eigen_power(batch, n, bench, power=-0.3, dtype=torch.float32, spectrum="power"):
-    """Errors of both are rounding, of the same size: which one is larger is chance."""
+    """Errors of both are rounding errors of the same size: which is larger is random."""
     a = symmetric_batch(bench, batch, n, 4, dtype, spectrum)
     reference, theirs = reference_power(a, power), torch_power(a, power)
     out, report = torch.full_like(a, math.nan), torch.full((batch,), -1, dtype=torch.int32, device=bench.device)
@@ -119,7 +119,7 @@ def kronecker(m, p, bench, dtype=torch.float32):
 
 
 def torch_streamed(a, b, device, rows):
-    """A host-resident product in panels of rows: copy in, multiply, copy out."""
+    """A host-resident product by panels of rows: copy in, multiply, copy out."""
     out = torch.empty(a.shape[0], b.shape[1])
     resident = b.to(device)
     for first in range(0, a.shape[0], rows):
@@ -128,7 +128,7 @@ def torch_streamed(a, b, device, rows):
 
 
 def host_product(m, k, n, budget, pinned, bench):
-    """The limit is the arithmetic alone, as PyTorch does it on a resident panel; the target 1.25 times that."""
+    """The limit is the arithmetic alone, as measured by PyTorch on a resident panel; the target is 1.25 times that."""
     pinned = pinned and bench.cuda
 
     def host_matrix(rows, columns):
@@ -160,7 +160,7 @@ def host_product(m, k, n, budget, pinned, bench):
 
 
 def scratch(batch, n, bench):
-    """What a batch of roots takes beyond its state, the matrices and their roots, without a limit and with several."""
+    """Workspace of a batch of roots, beyond the matrices and their roots, without a limit and with several."""
     a = symmetric_batch(bench, batch, n, 16)
     reference, library, state = reference_power(a[:1], -1 / ROOT), bench.library, 2 * a.numel() * a.element_size()
     for share in (None, 1.0, 0.5, 0.15, 0.05):
@@ -181,11 +181,11 @@ def scratch(batch, n, bench):
     library.trim()
 
 
-# --- how cost grows ---------------------------------------------------------------------------------------------------
+# --- scaling with size ------------------------------------------------------------------------------------------------
 
 
 def affordable(bench, function, a):
-    """As much of a batch as takes about a second."""
+    """The part of a batch that takes about a second."""
     part = a[:8].contiguous()
     each = bench.clock.median(partial(function, part), 0.0) / len(part)
     return a[: max(len(part), int(1000 / max(each, 1e-6)))].contiguous()
@@ -208,7 +208,7 @@ def sweep_rows(bench, batch, n, anchors):
 
 
 def sweep(bench, limit):
-    """Inverse roots over n at a constant number of elements; starts no more sizes after `limit` seconds."""
+    """Inverse roots over n at a constant number of elements; stops starting new sizes after `limit` seconds."""
     stop = time.perf_counter() + limit
     anchors = {"torch eigh": partial(torch_power, power=-1 / ROOT), "torch textbook Newton": torch_newton_root}
     sizes = (8, 16, 24) if bench.tiny else (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)

@@ -1,4 +1,4 @@
-"""A thin ctypes view of the optimizers of libtorchium, for benchmarks and for tests vs PyTorch."""
+"""A thin ctypes wrapper of libtorchium's optimizers, for benchmarks and for tests vs PyTorch."""
 
 import ctypes
 
@@ -16,7 +16,7 @@ def _struct(*groups):
     return type("_Options", (ctypes.Structure,), {"_fields_": fields(*groups)})
 
 
-# The structs of options in tch_optim_config, but that for AdamW's part.
+# The option structs in tch_optim_config, except AdamW's.
 _STRUCTS = {
     "shampoo": _struct(
         "long max_preconditioner_dim",
@@ -78,10 +78,10 @@ def _figures(struct):
 
 
 def defaults(library, kind, **options):
-    """The defaults of a kind with some options changed, those of structs by name alone; a wrong name is an error."""
+    """The defaults of a kind with some options changed, those in structs by name alone; unknown names raise."""
     library.lib.tch_optim_defaults.restype = Config
     config = library.lib.tch_optim_defaults(_int(KINDS[kind]))
-    if kind == "shampoo":  # the paper's, which figures have been taken with from the first
+    if kind == "shampoo":  # the paper's, as in all published figures
         options = {"lr": 0.03, "beta2": 1.0, "eps": 1e-4, "grafting": 0, "exponent_override": 0} | options
     for name, value in options.items():
         structs = [config, *(getattr(config, struct) for struct in _STRUCTS)]
@@ -113,7 +113,7 @@ class Optimizer:
         )
 
     def set_gradients(self, gradients):
-        """None stands for a gradient that is missing."""
+        """None is a missing gradient."""
         self._gradients = [None if g is None else tensor(g) for g in gradients]
         pointers = [None if g is None else ctypes.pointer(g) for g in self._gradients]
         self._list = (ctypes.POINTER(_Tensor) * len(pointers))(*pointers)

@@ -1,6 +1,6 @@
-"""What the Python package adds to a call of the library: the time of the call less the time that the same call spends
-inside the library, which the extension counts. After a wait for the device all code is slower for a while, since caches
-have other things in them, so what PyTorch itself takes to make the result is measured in the same place."""
+"""Overhead of the Python package: the time of a call minus the time spent inside the library, which the extension
+counts. After synchronization code is slower for a while because of cold caches, so PyTorch's own time to create the
+result is measured in the same place."""
 
 import gc
 import statistics
@@ -13,7 +13,7 @@ from timing import in_rounds, waiter
 
 CALL_LIMIT_US, STEP_LIMIT_US = 15.0, 200.0
 SIZES = {"any": (4, 4), "left": (2, 2), "right": (2, 2), "tall": (4, 1), "spd": (4, 4)}
-# A function of torchium.linalg and its arguments; a text that names an operand stands for it.
+# A function of torchium.linalg and its arguments; strings name operands.
 CALLS = [
     ("matmul", "spd", "any"),
     ("symmetric_product", "spd", "spd"),
@@ -40,7 +40,7 @@ STEPS = {
 
 
 def beyond(function, seconds):
-    """Median microseconds of a call, and of what of it is not inside the library."""
+    """Median microseconds of a call, and of the part outside the library."""
     from torchium._C import library_time
 
     whole, own = [], []
@@ -60,7 +60,7 @@ def beyond(function, seconds):
 
 
 class Nothing(torch.autograd.Function):
-    """The least that records: it saves its tensor and makes a result."""
+    """The minimal autograd function: it saves its tensor and creates a result."""
 
     @staticmethod
     def forward(ctx, a):
@@ -82,7 +82,7 @@ def call(bench, how, name, *arguments):
         made = {key: a.numpy() for key, a in made.items()}
     operands = [made.get(a, a) if isinstance(a, str) else a for a in arguments]
     function = partial(getattr(torchium.linalg, name), *operands)
-    record = super(torch.autograd.Function, Nothing).apply  # without what Function.apply does in Python
+    record = super(torch.autograd.Function, Nothing).apply  # without the Python part of Function.apply
     least = partial(record, made["any"]) if how == RECORDED else partial(torch.empty, 4, 4, device=bench.device)
     with torch.set_grad_enabled(how == RECORDED):
         try:
@@ -99,7 +99,7 @@ def call(bench, how, name, *arguments):
 
 
 def step(bench, kind):
-    """A step of 200 small parameters vs the same from C, and vs PyTorch's own where it has the class."""
+    """A step of 200 small parameters vs the same from C, and vs PyTorch's own class, if any."""
     parameters = [torch.nn.Parameter(0.1 * torch.randn(size, device=bench.device)) for size in 100 * [(8, 8), (8,)]]
     for p in parameters:
         p.grad = 0.1 * torch.randn_like(p)

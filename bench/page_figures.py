@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Where every table of numbers has to say where they come from.
+# Pages on which every table of numbers must have its source.
 PAGES = ("README.md", "docs/performance.md", "docs/python/performance.md")
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -33,11 +33,11 @@ TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 
 
 class Wrong(Exception):
-    """A number that is not the measured one, or a line that cannot be followed."""
+    """A number that differs from the measured one, or an invalid line."""
 
 
 def rows_of(place):
-    """The list that "file list" names."""
+    """The list named by "file list"."""
     file, _, name = place.partition(" ")
     path = ROOT / "bench" / "results" / f"{file}.json"
     if not path.is_file():
@@ -56,13 +56,13 @@ def fits(row, part):
 
 
 def least(values):
-    """The key of the fastest: of the least number, or of what has the least ms."""
+    """The key of the fastest: the smallest number, or the entry with the smallest ms."""
     known = {key: value["ms"] if isinstance(value, dict) else value for key, value in values.items()}
     return min(known, key=known.get)
 
 
 def field(row, path):
-    """A number of a row, by the names on the way to it."""
+    """A number of a row, by its path."""
     if re.fullmatch(NUMBER, path):
         return float(path)
     value = row
@@ -85,7 +85,7 @@ def measured(row, expression):
 
 
 def chosen(rows, row, expression):
-    """The measured number of the row that is told, or the least or largest of several."""
+    """The measured number of a row, or the minimum or maximum of several."""
     which, _, others = row.strip().partition(" ")
     pick = {"min": min, "max": max}.get(which)
     wanted = [part.strip() for part in (others if pick else row).split("@")]
@@ -112,7 +112,7 @@ def cells(line):
 
 
 def plain(cell):
-    """A cell as bench/results writes it."""
+    """Formats a cell as in bench/results."""
     return cell.replace("\N{MULTIPLICATION SIGN}", "x").replace("\N{CIRCLED TIMES}", "(x)").strip("*`")
 
 
@@ -145,7 +145,7 @@ def check_line(rows, line, columns, body, text):
 
 
 def check(lines, text):
-    """Everything that is wrong with the numbers of a table or text, by the lines about it."""
+    """All errors in the numbers of a table or text, by the lines about it."""
     if lines[0].startswith("none,"):
         return
     for one in "\n".join(lines).split("\nfrom "):
@@ -178,7 +178,7 @@ def sections(page):
 
 
 def blocks(known, figures):
-    """(lines about it, table or text) of all that has figures. Tables are taken out of what is known."""
+    """(lines about it, table or text) of everything with figures. Removes tables from `known`."""
     for part in re.split(r"^# ", figures, flags=re.MULTILINE)[1:]:
         name, *found = re.split(r"^(table|text) ", part.strip(), flags=re.MULTILINE)
         text, tables = known.get(name.strip(), ("", []))
@@ -187,7 +187,7 @@ def blocks(known, figures):
 
 
 def problems(page, figures, whole=False):
-    """What is wrong with a page; with `whole`, a table of numbers that has no figures too."""
+    """Errors of a page; with `whole`, also tables of numbers without figures."""
     known = sections(page)
     for lines, text in blocks(known, figures):
         yield from check(lines, text)

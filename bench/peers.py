@@ -1,7 +1,7 @@
-"""Peer optimizers, where they can be imported or are in a folder named by --peer-path or by TORCHIUM_PEERS
+"""Other optimizers, if they can be imported or are in a folder of --peer-path or TORCHIUM_PEERS
 (facebookresearch/optimizers, nikhilvyas/SOAP, HomebrewML/HeavyBall, microsoft/dion, NVIDIA-NeMo/Emerging-Optimizers,
-bitsandbytes), and plain PyTorch versions of Shampoo and SOAP. A maker takes parameters that have gradients, and the
-number of steps between two refreshes."""
+bitsandbytes), and plain PyTorch versions of Shampoo and SOAP. A maker takes parameters with gradients, and the refresh
+interval."""
 
 import importlib.util
 
@@ -24,7 +24,7 @@ def blocks_of(parameters, most):
 
 
 class PlainShampoo:
-    """Plain Shampoo in PyTorch: block after block, roots by eigendecomposition."""
+    """Plain Shampoo in PyTorch: block by block, roots by eigendecomposition."""
 
     def __init__(self, parameters, period, most=1024, lr=0.01, eps=1e-6):
         self.parameters, self.gradients = [p.data for p in parameters], [p.grad for p in parameters]
@@ -101,7 +101,7 @@ def vyas_soap(parameters, period, lr=1e-3):
 def heavyball_soap(parameters, period, lr=1e-3):
     import heavyball
 
-    heavyball.utils.compile_mode = None  # compiling takes minutes, and trying out kernels more
+    heavyball.utils.compile_mode = None  # compiling takes minutes, and autotuning more
     options = {"max_precond_dim": 10000, "merge_dims": False, "use_precond_schedule": False, "weight_decay": DECAY}
     return heavyball.SOAP(parameters, lr=lr, betas=(0.95, 0.95), precondition_frequency=period, **options)
 
@@ -134,7 +134,7 @@ def of_torch(name, **options):
     return lambda parameters, period: getattr(torch.optim, name)(parameters, **options)
 
 
-# What a peer is called in the table, the module it needs, and its maker.
+# A peer's name in the table, the module it needs, and its maker.
 PEERS = {
     "torch fused": ("torch", of_torch("AdamW", lr=1e-3, fused=True)),
     "torch foreach": ("torch", of_torch("AdamW", lr=1e-3, foreach=True)),

@@ -1,5 +1,5 @@
-"""Per-sample gradients: one linear layer through the C library vs PyTorch, a small GPT through the Python package
-vs its plain backward pass, and modules vs Opacus."""
+"""Per-sample gradients: one linear layer through the C library vs PyTorch, a small GPT through the Python package vs
+its plain backward pass, and modules vs Opacus."""
 
 import contextlib
 import copy
@@ -13,8 +13,8 @@ from timing import waiter
 from torch import nn
 from torch.nn import functional
 
-# Rounding operands to TF32, or taking bfloat16 ones as they are, each of the many terms of a norm or a factor is off by
-# 2^-11 at most, at random; the bound is for all of them together.
+# With operands rounded to TF32, or of bfloat16, the error of each term of a norm or a factor is at most 2^-11, and
+# random; the bound is for their sum.
 ROUNDED = 2**-11
 
 
@@ -30,7 +30,7 @@ def largest_gap(x, reference, size):
 
 
 def gradients(batch, positions, inputs, outputs, bench, dtype=torch.float32):
-    """With one position each gradient is an outer product, and writing them is the work."""
+    """With one position each gradient is an outer product, dominated by its stores."""
     x, g = layer(bench, batch, positions, inputs, outputs, dtype)
     out = bench.poisoned(batch, outputs, inputs, dtype=dtype)
     reference = torch.einsum("btp,btd->bpd", g.double(), x.double())
@@ -44,7 +44,7 @@ def gradients(batch, positions, inputs, outputs, bench, dtype=torch.float32):
 
 
 def norms(batch, positions, inputs, outputs, dtype, bench, bias=True):
-    """Squared norms of the gradients of the weight, and of the bias with it, vs the Gram form."""
+    """Squared norms of the gradients of the weight, and of weight and bias, vs the Gram form."""
     x, g = layer(bench, batch, positions, inputs, outputs, dtype)
     formed = torch.stack([(b.mT @ a).square().sum() for a, b in zip(x.double(), g.double(), strict=True)])
     reference = formed + g.double().sum(1).square().sum(1) if bias else formed
@@ -120,8 +120,8 @@ class GPT(nn.Module):
 
 
 def gpt(layers, width, heads, vocabulary, length, batch, tied, bench):
-    """Milliseconds of the backward pass under bfloat16 autocast with what is done in it, and the peak of PyTorch's
-    memory in one pass, beyond the parameters, with what Torchium's own pool holds."""
+    """Milliseconds of the backward pass under bfloat16 autocast including per-sample work, and the peak of PyTorch's
+    memory in one pass beyond the parameters, plus Torchium's pool."""
     import torchium
 
     torch.manual_seed(0)
@@ -199,7 +199,7 @@ def words():
 
 
 def module(make, shape, bench):
-    """Forward and backward of `GradSampleModule`, ours and Opacus's, whose gradients are compared."""
+    """Forward and backward of `GradSampleModule`, Torchium's and Opacus's, whose gradients are compared."""
     import torchium
     from peers import found
 

@@ -1,5 +1,5 @@
-"""Steps of optimizers, ours from C and from Python and those of others: the same parameters and gradients, which are of
-rank 64 plus noise where they are matrices, as those of layers are."""
+"""Steps of optimizers, Torchium's from C and from Python and others': the same parameters and gradients; gradients of
+matrices have rank 64 plus noise, like those of layers."""
 
 import dataclasses
 import statistics
@@ -18,7 +18,7 @@ SMALL = [(64, 64), (64,), (128, 64), (128,), (64, 128), (64,), (10, 64), (10,)]
 MLP = [(512, 256), (256,), (256, 512), (256,), (128, 256), (128,), (64, 128), (64,)]
 GPT192 = 2 * [(576, 192), (192, 192), (768, 192), (192, 768)]
 TINY = [(40, 24), (24,), (8, 40)]
-NEVER = 1 << 20  # a period that no measurement comes to the end of
+NEVER = 1 << 20  # an interval that no measurement reaches
 CLASSES = {"sgd": "SGD", "adamw": "AdamW", "shampoo": "Shampoo", "soap": "SOAP", "muon": "Muon"}
 # The paper's Shampoo, and SOAP in blocks.
 SHAMPOO = {"lr": 1e-4, "betas": (0.9, 1.0), "eps": 0.0, "relative_eps": 1e-6, "grafting": None, "exponent_override": 0}
@@ -46,7 +46,7 @@ def c_options(options):
 
 
 def make(bench, shapes, matrices=False):
-    """Parameters with their gradients; of matrices alone if asked."""
+    """Parameters with their gradients; matrices only, if asked."""
     generator = bench.random(0)
     random = partial(torch.randn, device=bench.device, generator=generator)
     parameters = []
@@ -83,7 +83,7 @@ def from_python(kind, parameters, **options):
 
 
 def others(bench, names, parameters, period):
-    """The steps of the peers that are found; failures are reported."""
+    """The steps of available peers; failures are reported."""
     steps = {}
     for name in names:
         module, maker = PEERS[name]
@@ -109,7 +109,7 @@ def replayed(bench, step):
 
 
 def step(kind, shapes, options, peers, bench, c=True, capture=False):
-    """One step, from C where `c` says so and from Python where the package is found."""
+    """One step, from C if `c` is set and from Python if the package is found."""
     parameters, optimizers, c = make(bench, shapes, kind == "muon"), {}, c or not found("torchium")
     if c:
         optimizers["C"] = from_c(bench, kind, parameters, **options)
@@ -141,7 +141,7 @@ def step(kind, shapes, options, peers, bench, c=True, capture=False):
 
 
 def periodic(kind, shapes, options, bench, period=10):
-    """Steps of a period whose refreshes are staggered: the slowest, the mean and the median of five periods."""
+    """Steps of an interval with staggered refreshes: the slowest, the mean and the median of five intervals."""
     parameters = make(bench, shapes)
     python = found("torchium")
     optimizer = (from_python if python else partial(from_c, bench))(
@@ -157,7 +157,7 @@ def periodic(kind, shapes, options, bench, period=10):
 
 
 def refresh(shapes, share, bench):
-    """A step that refreshes everything within a share of the state, and what it takes beyond the state."""
+    """A step that refreshes everything within a fraction of the state's memory, and its workspace."""
     parameters, library = make(bench, shapes), bench.library
     probe = from_c(bench, "shampoo", parameters, precondition_frequency=1, **SHAMPOO)
     state = probe.memory()["state"]
@@ -206,7 +206,7 @@ def shampoo_cases(size, shapes, targets=(None, None, None), limits=(None, None, 
 
 
 def peer_cases(size, shapes):
-    """Ours from Python with the options that others have too."""
+    """Torchium from Python with options that others also have."""
     grafted, soap = partial(step, "shampoo", shapes, c=False), partial(step, "soap", shapes, c=False)
     cases = []
     for what, period in (("all refreshed", 1), ("none refreshed", NEVER)):

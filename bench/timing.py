@@ -1,5 +1,4 @@
-"""How the benchmarks time a call, and on what: by device events on a GPU, by the clock on the CPU, and sides in turns,
-since others use the machine too."""
+"""Timing: by device events on a GPU, by the clock on the CPU, with alternating sides, since the machine is shared."""
 
 import gc
 import itertools
@@ -10,11 +9,11 @@ import time
 import torch
 
 LONG = 1.0  # seconds: a call that takes longer is not repeated
-PAUSE = 0.02  # seconds between sides on the CPU: the threads of one stop waiting actively before the other starts
+PAUSE = 0.02  # seconds between sides on the CPU, until the threads of one stop spinning
 
 
 def machine(device, version):
-    """What figures were measured on, without naming a host; `version` is Torchium's."""
+    """The machine of the figures, without a host name; `version` is Torchium's."""
     return {
         "device": torch.cuda.get_device_name(device)
         if torch.device(device).type == "cuda"
@@ -27,12 +26,12 @@ def machine(device, version):
 
 
 def waiter(device):
-    """A function that waits for what the device has been given."""
+    """A function that synchronizes the device."""
     return torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
 
 
 class Clock:
-    """Milliseconds of a function on the device, each call measured on its own."""
+    """Milliseconds of a function on the device, for each call separately."""
 
     def __init__(self, device):
         self.cuda = torch.device(device).type == "cuda"
@@ -49,7 +48,8 @@ class Clock:
         return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
 
     def median(self, function, seconds):
-        """Median of as many calls as take `seconds`, three at least, after a warm-up; of one where it takes long."""
+        """Median of as many calls as take `seconds`, three at least, after a warm-up; a single call if it
+        takes long."""
         function()
         first = self.times(function, 1)[0]
         if first > 1e3 * LONG:
@@ -69,7 +69,7 @@ def host_ms(function):
 
 
 def median_ms(function, seconds):
-    """Median time of repeated calls that return when they are done, at least three of them, for about `seconds`."""
+    """Median time of repeated synchronous calls, at least three, for about `seconds`."""
     times = []
     stop = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < stop:
@@ -78,7 +78,7 @@ def median_ms(function, seconds):
 
 
 def in_turns(sides, seconds, median=median_ms):
-    """Best median of three turns of each side by its name, the sides taking turns of `seconds`."""
+    """Best median of three turns of each side by name, alternating every `seconds`."""
     best = dict.fromkeys(sides, float("inf"))
     for _ in range(3):
         for name, function in sides.items():
@@ -88,8 +88,8 @@ def in_turns(sides, seconds, median=median_ms):
 
 
 def in_rounds(sides, wait, seconds, calls):
-    """Microseconds of the host for a call: for every side a list with one figure for each round, for about `seconds`.
-    Every other round goes through the sides backwards, so that none is always the one after a certain other."""
+    """Host microseconds of a call: for every side a list with one figure per round, for about `seconds`. Every other
+    round is in reverse order, so that none always follows the same other side."""
     times = {name: [] for name in sides}
     order = list(sides.items())
     for _, function in order:
@@ -110,7 +110,7 @@ def in_rounds(sides, wait, seconds, calls):
 
 
 def row_us(function, calls, wait=lambda: None):
-    """Microseconds of a call in a row of calls, and of the wait behind them."""
+    """Microseconds of a call in a sequence of calls, and of the synchronization after them."""
     start = time.perf_counter_ns()
     for _ in range(calls):
         function()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the sweep of bench/compare.py: inverse roots, time against the size.
+"""Plots the sweep of bench/compare.py: time of inverse roots over size.
 
 bench/plots/gpu.py bench/results/h200.json docs/images/performance-gpu-time.svg
 """
@@ -21,7 +21,7 @@ COLORS = {
 
 
 def method_lines(points):
-    """One line per method. Points without an error failed, and are left out."""
+    """One line per method. Points without an error failed, and are omitted."""
     for name, color in COLORS.items():
         pairs = [(p["n"], p["us_per_matrix"]) for p in points if p["method"] == name and p["error"] is not None]
         if pairs:

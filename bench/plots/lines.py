@@ -1,4 +1,4 @@
-"""Draws lines over linear or logarithmic axes as an SVG, with the standard library alone."""
+"""Draws lines over linear or logarithmic axes as an SVG, with the standard library only."""
 
 import math
 from xml.sax.saxutils import escape
@@ -24,7 +24,7 @@ def look(line, width):
 
 
 class Axis:
-    """From values between `low` and `high` to a page; with a `base` their logarithms count, in whole powers of it."""
+    """Maps values between `low` and `high` to the page; with a `base` logarithmically, from whole powers of it."""
 
     def __init__(self, low, high, base=None):
         self.base = base
@@ -38,7 +38,7 @@ class Axis:
         return start + (value - self.low) / (self.high - self.low) * (stop - start)
 
     def ticks(self):
-        """Powers of the base; or multiples of the first of 1, 2, 5, 10, ... that leaves at most eight of them."""
+        """Powers of the base; or multiples of the first of 1, 2, 5, 10, ... with at most eight of them."""
         if self.base:
             return [float(self.base) ** k for k in range(self.low, self.high + 1)]
         spread = self.high - self.low
@@ -53,8 +53,8 @@ def label(value):
 
 
 def panel(box, x, y, names, lines):
-    """Grid, names of both axes, and the lines, in the box (left, top, right, bottom). A line has `color`, `points`, and
-    perhaps `dash` and `width`."""
+    """Grid, axis labels, and lines, in the box (left, top, right, bottom). A line has `color`, `points`, and optionally
+    `dash` and `width`."""
     left, top, right, bottom = box
     parts = []
     for tick in y.ticks():
@@ -73,7 +73,7 @@ def panel(box, x, y, names, lines):
 
 
 def legend(left, top, lines, columns=1, width=470):
-    """The names of lines from `top` down, in columns."""
+    """The legend from `top` down, in columns."""
     parts = []
     for k, line in enumerate(lines):
         x, y = left + k % columns * width, top + 19 * (k // columns)

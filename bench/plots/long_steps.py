@@ -1,13 +1,12 @@
-"""The long steps of docs/numerics/orthogonalization.md: prints what they and the published methods leave of singular
-values, and draws docs/images/long-steps.svg.
+"""Minimax steps of docs/numerics/orthogonalization.md: prints their singular values and those of published methods, and
+draws docs/images/long-steps.svg.
 
     python3 bench/plots/long_steps.py        needs NumPy
 
-A step multiplies the singular value s by P(y) / top, y = (s / top)^2, and P must have a form that few products give:
-U = y^2 + u1 y + u0, F = U^2 + f1 y + f0, P = t2 F^2 + t0 (degree 17 in s, three products), or P = t2 U^2 + t1 y + t0
-(degree 9, two products). Of these each step should be the one whose largest |s P(y) / top - 1| is least over the
-singular values that the step before leaves: coefficients were found by least squares with weights that grow where the
-error is large, from random starts.
+A step multiplies the singular value s by P(y) / top, y = (s / top)^2, where P has a form that needs few products: U =
+y^2 + u1 y + u0, F = U^2 + f1 y + f0, P = t2 F^2 + t0 (degree 17 in s, three products), or P = t2 U^2 + t1 y + t0
+(degree 9, two products). Each step minimizes the largest |s P(y) / top - 1| over the singular values after the previous
+step: coefficients were found by iteratively reweighted least squares from random starts.
 """
 
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from plots.lines import Axis, legend, page, panel
 
-# As src/linalg/newton_schulz.c has them: u0, u1, f0, f1, t0, t2 for degree 17; u0, u1, t0, t1, t2 for degree 9.
+# As in src/linalg/newton_schulz.c: u0, u1, f0, f1, t0, t2 for degree 17; u0, u1, t0, t1, t2 for degree 9.
 LIBRARY = (
     (17, 1.0, (0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 60242.94)),
     (17, 2.00185, (0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 30596.31)),

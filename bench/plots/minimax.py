@@ -1,8 +1,8 @@
-"""Tables and picture of docs/numerics/minimax.md, computed by the library's own C code.
+"""Tables and plot of docs/numerics/minimax.md, computed by the library's own C code.
 
     python3 bench/plots/minimax.py > tables.md        (also rewrites docs/images/minimax.svg)
 
-Needs a C compiler and nothing else: the two source files are compiled into a temporary library.
+Needs only a C compiler: the two source files are compiled into a temporary library.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ def make_poles(library, root, lo, tolerance):
 
 
 def run_plan(steps, root, x):
-    """M and X after each step for the eigenvalue x; stops where they leave the range of numbers."""
+    """M and X after each step for the eigenvalue x; stops on overflow."""
     m, inverse_root, history = x, 1.0, []
     for step in steps:
         q = step.c[0] + m * (step.c[1] + m * step.c[2])
@@ -64,7 +64,7 @@ def run_plan(steps, root, x):
 
 
 def largest_overshoot(steps, root, limit):
-    """The largest excess over 1 up to which the error of X stays within the limit."""
+    """The largest excess over 1 for which the error of X stays within the limit."""
     good = 0.0
     for i in range(1200):
         excess = 10 ** (-9 + 9 * i / 1200)

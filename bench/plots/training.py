@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the runs of bench/train_lm.py: the loss over steps and over seconds, side by side.
+"""Plots the runs of bench/train_lm.py: the loss over steps and over seconds.
 
 bench/plots/training.py bench/results/train-lm-33m.json docs/images/train-lm-33m.svg
 bench/plots/training.py bench/results/train-lm-33m.json docs/images/headline.svg headline
@@ -16,12 +16,12 @@ from plots.lines import Axis, legend, page, panel, segment, text
 
 COLORS = {"adamw": "#ff725c", "muon": "#4269d0", "normuon": "#97bbf5", "shampoo": "#3ca951", "soap": "#a463f2"}
 OTHER = "#9c6b4e"
-HEADLINE = {"adamw": 5, "muon": 14, "soap": 2, "shampoo": 6}  # and how far below its end a line's name is
+HEADLINE = {"adamw": 5, "muon": 14, "soap": 2, "shampoo": 6}  # and the distance of a line's label below its end
 DASHES = ("", "6 4", "2 3", "9 3 2 3")
 
 
 def looks(runs):
-    """Color and dashes of every run: a color for each method, whose first run, one of ours, has a plain line."""
+    """Color and dashes of every run: one color per method, whose first run, one of Torchium's, is solid."""
     used, chosen = {}, {}
     for run in sorted(runs, key=lambda run: (not run["ours"], "-" in run["name"])):
         color = COLORS.get(next((name for name in ("normuon", *COLORS) if name in run["name"]), None), OTHER)
@@ -36,7 +36,7 @@ def points(run, axis):
 
 
 def limits(runs):
-    """From the least loss to the highest after a tenth of the steps: the fall before is much the same for all."""
+    """From the minimum loss to the maximum after 10 % of the steps: before that all runs fall alike."""
     shown = [b for run in runs for a, b in points(run, "steps") if a >= 0.1 * run["curve"]["steps"][-1]]
     low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
     room = 0.03 * (high - low) or 0.1
@@ -57,7 +57,7 @@ def draw(figures):
 
 
 def headline(figures):
-    """Four of the lines over seconds, with their names at their ends, for a page as narrow as a phone's."""
+    """Four of the lines over seconds, labeled at their ends, for a page as narrow as a phone's."""
     runs = {run["name"]: run for run in figures["runs"] if run["name"] in HEADLINE}
     left, top, right, bottom = box = 46, 32, 470, 290
     x = Axis(0, max(run["curve"]["seconds"][-1] for run in runs.values()))

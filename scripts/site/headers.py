@@ -1,8 +1,9 @@
-"""Pages of the C interface, made of include/torchium: the comment above a declaration becomes the prose below it.
+"""Pages of the C interface, generated from include/torchium: the comment above a declaration becomes the prose below
+it.
 
-A header here is written to be read: a first comment that says what to know, titles between rows of `=`, and above each
-declaration what it promises. So nothing is parsed but the layout that clang-format gives every file: comments that
-start in the first column, and declarations that end at an empty line outside braces.
+The headers have a fixed structure: an introductory comment, titles between rows of `=`, and a comment above each
+declaration. So only clang-format's layout is parsed: comments that start in the first column, and declarations that end
+at an empty line outside braces.
 """
 
 import posixpath
@@ -20,7 +21,7 @@ IDENTIFIER = re.compile(r"\b(?:tch_\w+|TCH_\w+|TORCHIUM_\w+)\b(?:\(\))?|\b[a-z][
 
 
 def comment_text(lines):
-    """The words of a comment without its stars, as lines."""
+    """The lines of a comment without its stars."""
     text = "\n".join(lines).strip()
     text = text.removeprefix("/*").removesuffix("*/")
     first, *rest = text.split("\n")
@@ -28,7 +29,7 @@ def comment_text(lines):
 
 
 def items(text):
-    """What stands in a header, in order: ("comment", lines), ("code", lines), and ("gap", []) for an empty line."""
+    """The contents of a header in order: ("comment", lines), ("code", lines), and ("gap", []) for an empty line."""
     kind, lines, depth = None, [], 0
     for line in text.split("\n"):
         if kind is None:
@@ -55,7 +56,7 @@ def items(text):
 
 
 def chunks(text):
-    """The header as (comment lines, code lines): a comment goes with the declarations that follow it without a gap."""
+    """The header as (comment lines, code lines): a comment belongs to the declarations that follow it without a gap."""
     comment, code = [], []
     for kind, lines in items(text):
         if kind == "code":
@@ -74,20 +75,20 @@ def chunks(text):
 
 
 def unexported(match):
-    """The declaration of a function without the export macro, in lines that fit a page, which end at commas."""
+    """A function declaration without the export macro, broken at commas to fit a page."""
     words = re.sub(r"(?<!,) ", "\0", " ".join(match[1].split()))
     return textwrap.fill(words, 84, subsequent_indent=" " * 8).replace("\0", " ")
 
 
 def without_bodies(code):
-    """Declarations as a reader wants them: no export macro, and no bodies of inline functions."""
+    """Declarations without the export macro and bodies of inline functions."""
     text = re.sub(r"^TCH_API ([^;]*;)", unexported, "\n".join(code), flags=re.MULTILINE)
     text = re.sub(r"^(static inline [^{;]*?\))\n\{\n.*?^\}", r"\1;", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r" +\\$", " \\\\", text, flags=re.MULTILINE)
 
 
 def names_of(code):
-    """What a chunk of declarations declares, in order."""
+    """The declared names of a chunk, in order."""
     found = []
     bare = re.sub(r"/\*.*?\*/", "", code, flags=re.DOTALL)
     for pattern in (
@@ -105,7 +106,7 @@ def names_of(code):
 
 
 class Header:
-    """One header, cut into what its page has."""
+    """One header, split into the parts of its page."""
 
     def __init__(self, name, text):
         self.name = name  # "linalg.h", "backend/matrix.h"
@@ -116,7 +117,7 @@ class Header:
         self.parts = [(comment, code) for comment, code in self.parts if comment or code.strip()]
 
     def declared(self):
-        """(name, anchor) of everything that other pages may want to link to."""
+        """(name, anchor) of everything that other pages may link to."""
         for _, code in self.parts:
             names = names_of(code)
             for name in names:
@@ -127,13 +128,13 @@ class Header:
 
 
 def escaped(text):
-    """Text in which Markdown finds nothing to mark up."""
+    """Escapes Markdown markup."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "&#124;")
     return re.sub(r"([\\*_\[\]])", r"\\\1", text)
 
 
 def prose(text, links, here):
-    """A paragraph as Markdown: names as code, and as links where their page is known; everything else as it is."""
+    """A paragraph as Markdown: names as code, and as links if their page is known; the rest unchanged."""
 
     def name(match):
         word = match[0]
@@ -165,7 +166,7 @@ def relative(page, here):
 
 
 def body(lines, links, here):
-    """The words of a comment as Markdown: paragraphs, lists and indented code."""
+    """A comment as Markdown: paragraphs, lists and indented code."""
     blocks, open_list = [[]], False
     for line in lines:
         if not line.strip():
@@ -218,19 +219,19 @@ def page(header, links):
 
 
 def first_sentence(header):
-    """What the table of headers says of one."""
+    """The entry of a header in the table of headers."""
     text = " ".join(line.strip() if line.strip() else "   " for line in header.about)
     return re.split(r"(?<=\.)\s|:\s{4}", text)[0] if text else ""
 
 
 def missing(text, header):
-    """Functions that a header exports and its page does not have: a layout that `chunks` did not expect."""
+    """Exported functions of a header missing on its page: a layout that `chunks` does not support."""
     exported = re.findall(r"^TCH_API [^;(]*?\b(tch_\w+)\(", text, re.MULTILINE)
     return set(exported) - {name for name, _ in header.declared()}
 
 
 def read(folder):
-    """Every header of a folder, those of the library before those for authors of backends."""
+    """Every header of a folder, the library's before those for backend authors."""
     files = sorted(folder.rglob("*.h"), key=lambda path: (len(path.relative_to(folder).parts), path))
     headers = []
     for path in files:
@@ -243,7 +244,7 @@ def read(folder):
 
 
 def pages(folder):
-    """Of every header: (address in the site, title, Markdown); and the table that begins the chapter."""
+    """For every header (address in the site, title, Markdown); and the table at the start of the chapter."""
     headers = read(folder)
     links = {header.name: (header.page, "") for header in headers}
     for header in headers:

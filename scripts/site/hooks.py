@@ -32,7 +32,7 @@ FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 OPENING = re.compile(r"^( *```)(\w+)((?: [\w.-]+)+)$", re.MULTILINE)
 LANGUAGES = {".c": "c", ".h": "c", ".cu": "cuda", ".cuh": "cuda", ".py": "python", ".cmake": "cmake", ".json": "json"}
 
-# Files of the repository that are pages of the site under another name.
+# Repository files that are pages of the site under another name.
 ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -52,7 +52,7 @@ CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\S*?)\.svg\)")
 DARK = re.compile(r"@media \(prefers-color-scheme: ?dark\) *\{((?:[^{}]*\{[^{}]*\})*\s*)\}")
 KATEX = importlib.resources.files("wagtailkatex") / "static/wagtailkatex/katex"
-two_forms = set()  # pictures that have a light and a dark form
+two_forms = set()  # pictures with a light and a dark version
 wanted = set()  # files outside docs/ that pages link to
 
 
@@ -63,7 +63,7 @@ def tracked(folder):
 
 
 def place(path):
-    """Where the site has a file or a folder of the repository."""
+    """The site's address of a file or folder of the repository."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
     if path.startswith("docs/") and not path.endswith(".py"):
@@ -76,7 +76,7 @@ def place(path):
 
 
 def outside_code(text, change):
-    """The text with everything but its fenced code changed."""
+    """Applies a change to everything but fenced code."""
     done, at = [], 0
     for fence in FENCE.finditer(text):
         done += [change(text[at : fence.start()]), fence[0]]
@@ -85,7 +85,7 @@ def outside_code(text, change):
 
 
 def relinked(text, origin, page):
-    """The text with links that are relative to a file of the repository, for a page of the site."""
+    """Rewrites links relative to a file of the repository for a page of the site."""
 
     def link(match):
         target, mark, anchor = match[2].partition("#")
@@ -112,7 +112,7 @@ def section(names, page, heading, words):
 
 
 def source_page(path):
-    """A page for a file, or for a folder with a list of what is in it."""
+    """A page for a file, or for a folder with a list of its files."""
     full = ROOT / path
     head = f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n"
     if full.is_dir():
@@ -130,7 +130,7 @@ def source_page(path):
 
 
 def opening(match):
-    """The first line of a block of code, with the words that the tests read as its title: a file, or what it needs."""
+    """The first line of a code block, with the words for the tests as its title: a file, or requirements."""
     fence, language, words = match[1], match[2], match[3].split()
     files = [word for word in words if "." in word]
     needs = ["a GPU" if word == "gpu" else word for word in words if word not in files and word != "python"]
@@ -139,7 +139,7 @@ def opening(match):
 
 
 def pictures(match):
-    """The link to a picture, or to both of its forms."""
+    """The link to a picture, or to both of its versions."""
     words, path = match[1], match[2]
     if posixpath.basename(path) not in two_forms:
         return match[0]
@@ -147,7 +147,7 @@ def pictures(match):
 
 
 def add_dark_pictures(files, config):
-    """Makes of a picture that follows the reader's system two that do not."""
+    """Replaces a picture that follows the system's color scheme by one for each scheme."""
     for file in [file for file in files if file.src_uri.endswith(".svg")]:
         text = Path(file.abs_src_path).read_text(encoding="utf-8")
         if not DARK.search(text):
@@ -174,7 +174,7 @@ def optimization_logs():
 
 
 def made_pages():
-    """(address, file that links are relative to or None, Markdown) of the pages that exist on the site alone."""
+    """(address, file that links are relative to or None, Markdown) of the pages that exist on the site only."""
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", *optimization_logs()):
         yield place(name), name, (ROOT / name).read_text(encoding="utf-8")
     examples = "examples/python/README.md"
@@ -208,7 +208,7 @@ def home(pages):
 
 
 def on_config(config):
-    """Puts the lists that are made here into the navigation, where mkdocs.yml has a name in angle brackets."""
+    """Inserts generated lists into the navigation, where mkdocs.yml has a name in angle brackets."""
     c_pages, _ = headers.pages(ROOT / "include/torchium")
     py_pages, _ = python_pages.pages(ROOT / "python/torchium")
     backend = [{title: page} for page, title, _ in c_pages if "/backend" in page]
@@ -249,7 +249,7 @@ def on_files(files, config):
     while wanted - done:
         for path in sorted(wanted - done):
             done.add(path)
-            if (ROOT / path).exists():  # what does not is told by the check of links
+            if (ROOT / path).exists():  # missing ones are found by the link check
                 files.append(File.generated(config, place(path), content=source_page(path)))
     return files
 
@@ -257,7 +257,7 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     address = page.file.src_uri
     if address.startswith(("logs/", "decisions/", "changelog")):
-        page.meta["search"] = {"boost": 0.2}  # how it came to be, behind how it is used
+        page.meta["search"] = {"boost": 0.2}  # optimization log last
     if page.file.generated_by is None:
         markdown = relinked(markdown, f"docs/{address}", address)
     if address == "README.md":
@@ -268,7 +268,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Cells of tables get a class: numbers, with a word at most, stay on one line, and sentences have room."""
+    """Adds a class to table cells: numbers, with at most one word, stay on one line, and sentences have room."""
 
     def cell(match):
         words = re.sub(r"<[^>]*>", "", match[2])
@@ -288,7 +288,7 @@ def on_page_content(html, page, config, files):
 
 
 def on_post_page(output, page, config):
-    """A page with formulas loads what sets them."""
+    """Loads KaTeX on pages with formulas."""
     if 'class="arithmatex"' not in output:
         return output
     katex, own = get_relative_url("katex", page.url), get_relative_url("formulas.js", page.url)

@@ -1,14 +1,13 @@
-"""The pages of the Python interface. What is public is what `__all__` of a module names: a new name gets its place here
-by itself. The words are the docstrings', read from the sources by mkdocstrings; nothing is imported or built. The page
-of an optimizer goes on with what its class leaves to others: the arguments in groups and the inherited methods.
-"""
+"""The pages of the Python interface: the names in each module's `__all__`, with docstrings that mkdocstrings reads from
+the sources; nothing is imported or built. The page of an optimizer also has the arguments in groups and the inherited
+methods."""
 
 import ast
 import re
 
 import griffe
 
-# A page for each module, made of this file.
+# A page for each module generated from this file.
 MODULES = {
     "torchium": "__init__.py",
     "torchium.optim": "optim/__init__.py",
@@ -19,17 +18,17 @@ MODULES = {
     "torchium.integrations": "integrations.py",
     "torchium.utils.cuda_kernels": "utils/cuda_kernels.py",
 }
-APART = "torchium.optim"  # a page for each of its classes, which have long lists of arguments
-# Names of the top that are modules, or are shown with their module.
+APART = "torchium.optim"  # a page for each of its classes, which have many arguments
+# Top-level names that are modules, or are documented with their module.
 ELSEWHERE = {"__version__", "amp", "grad_sample", "integrations", "linalg", "optim", "utils"}
 ERRORS = ("KernelError", "NumericError", "OutOfMemoryError")  # of the extension, which has stubs and no sources
-# Classes of grouped arguments, and the fields that have another key in parameter groups.
+# Classes of grouped arguments, and the fields with another key in parameter groups.
 GROUPED = {"adamw": "AdamWArguments", "memory": "MemoryArguments", "numerics": "NumericsArguments"}
 KEYS = {"params": "use_adamw", "budget": "memory_budget", "damping": "relative_eps"} | {
     name: f"root_{name}" for name in ("tolerance", "method")
 }
 BASE = "TorchiumOptimizer"
-# Where the guides have the formula and the state of a class.
+# The guides with the formula and the state of a class.
 GUIDES = {"MatrixOptimizer": "writing-an-optimizer.md", "KFAC": "../kfac.md"} | {
     name: f"optimizers.md#{name.lower()}"
     for name in ("Shampoo", "KLShampoo", "SOAP", "Muon", "NorMuon", "Lion", "AdamW", "SGD")
@@ -51,7 +50,7 @@ def summary(path):
 
 
 def block(name, level=2):
-    """Where mkdocstrings puts the words about a name."""
+    """The anchor of a name in mkdocstrings' pages."""
     return f"::: {name}\n    options:\n      heading_level: {level}"
 
 
@@ -66,12 +65,11 @@ def one_line(text):
 
 
 def sentence(text):
-    """The first one."""
     return one_line(re.split(r"(?<=\.)\s", text)[0])
 
 
 def grouped(optim, cls, group):
-    """A table of what the class takes in a group of arguments."""
+    """A table of a class's arguments in a group."""
     about, listed = optim[GROUPED[group]].final_target.docstring.parsed[:2]
     typed = (
         re.search(r"Unpack\[(\w+)\]", str(cls.parameters["options"].annotation))
@@ -90,7 +88,7 @@ def grouped(optim, cls, group):
 
 
 def inherited(optim, cls):
-    """A table of the methods that the class has from others."""
+    """A table of a class's inherited methods."""
     rows, base = [], optim[BASE].final_target.members
     for name, member in cls.inherited_members.items():
         method = member.final_target
@@ -103,7 +101,7 @@ def inherited(optim, cls):
 
 
 def formula(guide, name):
-    """The TeX of the first formula in a class's section of the guide, or nothing."""
+    """The TeX of the first formula in a class's section of the guide, or an empty string."""
     section = re.search(rf"^## {name}\b.*?(?=^## |\Z)", guide, re.MULTILINE | re.DOTALL)
     found = (
         re.search(r"^(?:\$\$|```math\n)(.*?)(?:\$\$|\n```)$", section[0], re.MULTILINE | re.DOTALL) if section else None
@@ -112,7 +110,7 @@ def formula(guide, name):
 
 
 def optimizer(optim, name):
-    """What follows the docstring of an optimizer."""
+    """The sections after the docstring of an optimizer."""
     cls = optim[name].final_target
     if GUIDES.get(name):
         yield f"Formula, state, and differences from other implementations: [guide](../../../python/{GUIDES[name]})."
