@@ -5,8 +5,9 @@ lines.
     translate.py SOURCES INSTEAD TARGET NAME...    writes TARGET/NAME from INSTEAD/NAME, or else from SOURCES/NAME
     translate.py --list FILE...                    the names of all kernels
 
-Three things change: launches by <<<...>>> become calls, shared variables become references to the block's memory, and
-every kernel begins with a call that logs it. cuda/emulator.h handles the rest of CUDA.
+Four things change: launches by <<<...>>> become calls, shared variables become references to the block's memory, a
+__grid_constant__ becomes a reference to the launch's copy, and every kernel begins with a call that logs it.
+cuda/emulator.h handles the rest of CUDA.
 """
 
 import re
@@ -94,6 +95,15 @@ def shared_variable(match):
     )
 
 
+GRID_CONSTANT = re.compile(r"const __grid_constant__ (\w+(?:<[^<>]*>)?) (?=\w+\s*[,)])")
+
+
+def translate_grid_constants(text, kinds):
+    """Parameters become references, also in the types of pointers to kernels."""
+    text = GRID_CONSTANT.sub(r"const \1 &", text)
+    return re.sub(r"(void \(\*\w+\)\()(\w+)\b", lambda m: f"{m[1]}const {m[2]} &" if m[2] in kinds else m[0], text)
+
+
 def launched(text, end):
     """The start of the launched expression before <<<: an identifier, with template arguments or without."""
     at = end
@@ -128,8 +138,8 @@ def translate_launches(text):
         )
 
 
-def translate(text):
-    return translate_launches(SHARED.sub(shared_variable, note_kernels(text)))
+def translate(text, kinds):
+    return translate_launches(SHARED.sub(shared_variable, translate_grid_constants(note_kernels(text), kinds)))
 
 
 def write_if_new(path, text):
@@ -140,10 +150,12 @@ def write_if_new(path, text):
 
 
 def translate_all(sources, instead, target, names):
-    for name in names:
-        source = Path(instead, name) if Path(instead, name).exists() else Path(sources, name)
+    read = [Path(instead, name) if Path(instead, name).exists() else Path(sources, name) for name in names]
+    texts = [source.read_text() for source in read]
+    kinds = {kind for text in texts for kind in GRID_CONSTANT.findall(text)}
+    for name, source, text in zip(names, read, texts, strict=True):
         suffix = ".cpp" if name.endswith(".cu") else ""
-        write_if_new(Path(target, name + suffix), f'#line 1 "{source}"\n{translate(source.read_text())}')
+        write_if_new(Path(target, name + suffix), f'#line 1 "{source}"\n{translate(text, kinds)}')
 
 
 def main(arguments):
