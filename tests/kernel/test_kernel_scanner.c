@@ -10,8 +10,7 @@
 static const char *const odd_sources[] = {
     "extern __shared__ []; __global__ void f(float *x) {}",
     "__shared__ extern []; extern __shared__ ; extern __shared__ T[]; extern __shared__",
-    "namespace a::b { extern \"C\" { __shared__ extern float s [ ] ; } }\n__global__ void f() { extern __shared__\nint "
-    "t[]; }",
+    "namespace a::b { extern \"C\" { __shared__ extern T s [ ] ; } }\n__global__ void f() {extern __shared__\nT t[];}",
     "#define K __global__ \\\n void f()\nK { R\"x(\" ) )x\" ; u8R\"()\" 'a' '\\'' \"\\\\\" 1'000.5f /* */ // \\\n }",
     "__device__ void f(int) {} void g() { f(1); ::f(2); }",
 };
