@@ -1,7 +1,6 @@
 # Installs the library into a folder of its own, builds the program of project/ against it in the two ways people do,
-# runs it, moves the folder, and does all of that again. `kind` is shared (the library of the build at hand) or static
-# (an archive built here for the purpose, without optimization since only its linking is tried). That archive's build is
-# kept, so that a second run compiles what has changed.
+# runs it, moves the folder, and does all of that again. `kind` is shared (the library of the build at hand) or static (an
+# archive of its `objects`). That archive's build is kept, so that a second run builds what has changed.
 cmake_policy(VERSION 3.25)
 set(project "${CMAKE_CURRENT_LIST_DIR}/project")
 
@@ -41,9 +40,11 @@ file(REMOVE_RECURSE "${work}/installed" "${work}/moved" "${work}/before" "${work
 file(MAKE_DIRECTORY "${work}/before" "${work}/after")
 if(kind STREQUAL "static")
     set(build "${work}/build")
-    run("${CMAKE_COMMAND}" -S "${source}" -B "${build}" -G "${generator}" "-DCMAKE_C_COMPILER=${cc}"
-        -DCMAKE_BUILD_TYPE=Debug -DBUILD_SHARED_LIBS=OFF "-DCMAKE_INSTALL_LIBDIR=${libdir}"
-        -DTORCHIUM_CUDA=OFF -DTORCHIUM_BUILD_TESTS=OFF -DTORCHIUM_BUILD_EXAMPLES=OFF "-DTORCHIUM_BUILD_CLI=${command}")
+    file(WRITE "${work}/objects.cmake" "set(TORCHIUM_OBJECTS \"${objects}\" CACHE STRING \"\" FORCE)\n")
+    run("${CMAKE_COMMAND}" -C "${work}/objects.cmake" -S "${source}" -B "${build}" -G "${generator}"
+        "-DCMAKE_C_COMPILER=${cc}" -DCMAKE_BUILD_TYPE=Debug -DBUILD_SHARED_LIBS=OFF "-DCMAKE_INSTALL_LIBDIR=${libdir}"
+        -DTORCHIUM_CUDA=OFF -DTORCHIUM_BUILD_EXAMPLES=OFF -DTORCHIUM_BUILD_PYTHON=OFF -DTORCHIUM_BUILD_TESTS=OFF
+        "-DTORCHIUM_BUILD_CLI=${command}")
     run("${CMAKE_COMMAND}" --build "${build}")
 endif()
 run("${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/installed")

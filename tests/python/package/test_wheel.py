@@ -1,7 +1,8 @@
 """The installed package: a wheel in a new virtual environment, without PyTorch, then with it.
 
-The wheel is built from the source distribution, without CUDA, in folders that are kept, so that a second run recompiles
-only changes. TORCHIUM_TEST_SITE is a folder with an installed package to test instead, if no wheel can be built.
+The wheel is built from the source distribution, without CUDA, unoptimized, in folders that are kept, so that a second
+run recompiles only changes. TORCHIUM_TEST_SITE is a folder with an installed package to test instead, if no wheel can
+be built.
 """
 
 import ast
@@ -64,7 +65,8 @@ def wheel(sdist, tmp_path_factory):
     unpack(sdist, BUILD / "source")
     run(
         sys.executable, "-m", "pip", "wheel", BUILD / "source", "--no-build-isolation", "--no-deps", "--no-index",
-        "-w", folder, "-C", "cmake.define.TORCHIUM_CUDA=OFF", "-C", f"build-dir={BUILD / 'objects'}",
+        "-w", folder, "-C", "cmake.define.TORCHIUM_CUDA=OFF", "-C", "cmake.build-type=Debug",
+        "-C", f"build-dir={BUILD / 'objects'}",
     )  # fmt: skip
     (file,) = folder.glob("*.whl")
     return file
