@@ -47,6 +47,7 @@ def rows_of(course, args, setting):
             try:
                 ran = course.run(entry, (rate, args.rest), steps)
                 row |= {name: ran.get(name) for name in ("loss", "held_out_loss", "seconds", "step_ms", "refreshes")}
+                row["curve"] = ran["curve"]["losses"][5::6]
             except Exception as failure:
                 row |= {"loss": math.nan, "why": f"{type(failure).__name__}: {failure}".splitlines()[0]}
             print(", ".join(f"{key} {value}" for key, value in figures.plain(row).items()), flush=True)

@@ -3,6 +3,8 @@
 #ifndef TCHI_ALGEBRA_H
 #define TCHI_ALGEBRA_H
 
+#include <torchium/linalg.h>
+
 #include "core/context.h"
 #include "core/tensor.h"
 
@@ -55,6 +57,11 @@ tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar 
  * `first` is the index of this part's first matrix in the batch; *bad keeps the first message over all parts. */
 tch_status tchi_report(tch_context *context, const tch_tensor *report, int64_t first, int64_t count,
                        const int32_t *flags, const char *name, tch_status *bad);
+
+/* tch_inverse_root of the `count` matrices whose indices are `picked`, ascending; of all where that is NULL. */
+tch_status tchi_inverse_root_of(tch_context *context, const tch_tensor *a, const int64_t *picked, int64_t count,
+                                int32_t root, const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
+                                tch_tensor *report);
 
 /* `report` is NULL, or an int32 tensor of the leading dimensions of `tensor`. */
 tch_status tchi_check_report(const tch_context *context, const tch_tensor *report, const char *name,

@@ -53,6 +53,15 @@ tchi_batch tchi_batch_of(const tch_tensor *tensor, int32_t inner)
     return b;
 }
 
+tchi_batch tchi_batch_pick(tchi_batch batch, const int64_t *picked, int64_t count)
+{
+    if (picked != NULL) {
+        batch.picked = picked;
+        batch.count = count;
+    }
+    return batch;
+}
+
 tchi_batch tchi_batch_transposed(tchi_batch b)
 {
     tchi_batch t = b;
@@ -67,6 +76,15 @@ tchi_batch tchi_batch_transposed(tchi_batch b)
 static int64_t next_run(const tchi_batch *b, int64_t first, int64_t count, char **start)
 {
     int32_t inner = b->rank - 1;
+    if (b->picked != NULL) {
+        const int64_t *picked = b->picked + first;
+        int64_t adjacent = 1;
+        while (adjacent < count && picked[adjacent] == picked[0] + adjacent) {
+            adjacent++;
+        }
+        first = picked[0];
+        count = adjacent;
+    }
     int64_t index = first % b->sizes[inner];
     int64_t offset = index * b->strides[inner];
     int64_t outer = first / b->sizes[inner];

@@ -15,6 +15,7 @@ typedef struct tchi_batch {
     int64_t sizes[TCH_MAX_RANK], strides[TCH_MAX_RANK];
     int64_t count; /* total number of matrices */
     int64_t rows, cols, row_stride, col_stride;
+    const int64_t *picked; /* NULL for all items, or which, ascending */
 } tchi_batch;
 
 /* Dimensions [from, to) of the tensor, with neighbors merged where possible; at least one. *rank must be 0 on entry.
@@ -24,6 +25,9 @@ int64_t tchi_merge_dimensions(const tch_tensor *tensor, int32_t from, int32_t to
 
 /* `inner` trailing dimensions form one item: 2 for matrices, 1 for vectors (1 by n), 0 for scalars (1 by 1). */
 tchi_batch tchi_batch_of(const tch_tensor *tensor, int32_t inner);
+
+/* Some items of a batch: `count` of them. NULL picks all. */
+tchi_batch tchi_batch_pick(tchi_batch batch, const int64_t *picked, int64_t count);
 
 /* The same items, each read as its transpose. */
 tchi_batch tchi_batch_transposed(tchi_batch batch);

@@ -319,7 +319,12 @@ static tch_status deliver_part(tch_context *context, const root_call *call, int6
         tch_matrices numbers = tchi_matrices_new(r->residual, TCH_SCALAR_F64, count, 1, 1);
         TCHI_TRY(tchi_batch_write(context, &call->residual, first, &numbers));
     }
-    return tchi_report(context, call->report, first, count, r->inspection.flags, "a", bad);
+    if (call->a.picked == NULL) {
+        return tchi_report(context, call->report, first, count, r->inspection.flags, "a", bad);
+    }
+    tchi_batch report = tchi_batch_pick(tchi_batch_of(call->report, 0), call->a.picked, call->a.count);
+    tch_matrices flags = tchi_matrices_new(r->inspection.flags, TCH_SCALAR_I32, count, 1, 1);
+    return tchi_batch_write(context, &report, first, &flags);
 }
 
 /* Whether some matrix failed in a way that another plan may fix. The flags are read only if that costs no extra
@@ -391,14 +396,16 @@ static tch_status plan_nothing(tch_context *context, const root_call *call, int3
     return tchi_root_plan_make(context, call->a.type, call->a.rows, root, &c, plan);
 }
 
-tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
-                            tch_tensor *out, tch_tensor *residual, tch_tensor *report)
+tch_status tchi_inverse_root_of(tch_context *context, const tch_tensor *a, const int64_t *picked, int64_t count,
+                                int32_t root, const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
+                                tch_tensor *report)
 {
-    TCHI_ENTER(context, "tch_inverse_root");
     TCHI_TRY(check_call(context, a, out, residual, report));
-    root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report};
+    root_call call = {.a = tchi_batch_pick(tchi_batch_of(a, 2), picked, count),
+                      .out = tchi_batch_pick(tchi_batch_of(out, 2), picked, count),
+                      .report = report};
     if (residual != NULL) {
-        call.residual = tchi_batch_of(residual, 0);
+        call.residual = tchi_batch_pick(tchi_batch_of(residual, 0), picked, count);
         call.has_residual = true;
     }
     tchi_root_plan plan;
@@ -408,10 +415,17 @@ tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t r
     tch_status bad = TCH_OK;
     int64_t chunk = choose_chunk(context, &plan, call.a.count, call.a.rows);
     for (int64_t first = 0; first < call.a.count; first += chunk) {
-        int64_t count = call.a.count - first < chunk ? call.a.count - first : chunk;
-        TCHI_TRY(root_part(context, &plan, &call, first, count, &bad));
+        int64_t part = call.a.count - first < chunk ? call.a.count - first : chunk;
+        TCHI_TRY(root_part(context, &plan, &call, first, part, &bad));
     }
     return bad;
+}
+
+tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
+                            tch_tensor *out, tch_tensor *residual, tch_tensor *report)
+{
+    TCHI_ENTER(context, "tch_inverse_root");
+    return tchi_inverse_root_of(context, a, NULL, 0, root, config, out, residual, report);
 }
 
 tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t batch, int64_t n, int32_t root,

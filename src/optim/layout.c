@@ -192,8 +192,8 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
 /* The lists of a factor batch share one allocation, largest elements first; not NULL if they are empty. */
 static size_t list_bytes(const tchi_factor_batch *f)
 {
-    size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->refreshed + sizeof *f->phase +
-                  sizeof *f->block_batch + sizeof *f->level + 6;
+    size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->picked + sizeof *f->refreshed +
+                  sizeof *f->phase + sizeof *f->block_batch + sizeof *f->level + 6;
     return (size_t)(f->count > 0 ? f->count : 1) * each;
 }
 
@@ -201,7 +201,8 @@ static tch_status take_factor_batch_lists(tchi_factor_batch *f)
 {
     TCHI_TRY(tchi_host_take(list_bytes(f), "a factor batch", &f->block));
     f->global_index = f->block + f->count;
-    f->refreshed = f->global_index + f->count;
+    f->picked = f->global_index + f->count;
+    f->refreshed = f->picked + f->count;
     f->phase = (int32_t *)(f->refreshed + f->count);
     f->block_batch = f->phase + f->count;
     f->level = (uint16_t *)(f->block_batch + f->count);

@@ -130,6 +130,7 @@ typedef struct tchi_factor_batch {
     int32_t *block_batch; /* its block batch, and its block in that batch */
     int64_t *block;
     int64_t *global_index; /* in all ranks' factors */
+    int64_t *picked;       /* room for the indices of those that are refreshed together */
     int64_t *refreshed;    /* the step of its latest refresh, from 1; 0 if none since creation or loading */
     int32_t phases;        /* the interval `phase` was planned for, 0: not planned */
     void *readback;        /* of flags and drift on a GPU; NULL until the first refresh */

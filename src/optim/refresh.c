@@ -6,6 +6,7 @@
 #include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
+#include "linalg/algebra.h"
 
 #include "create.h"
 #include "method.h"
@@ -276,13 +277,19 @@ tch_root_config tchi_refresh_how(const tch_optim_config *config, const tchi_fact
     return how;
 }
 
-/* Factors [first, first + count) of a factor batch, all to be refreshed, with equal failure counts. */
+/* Factors of a factor batch by index, ascending, all to be refreshed, with equal failure counts. */
 typedef struct root_run {
     tch_optimizer *optimizer;
     tchi_factor_batch *factor_batch;
-    int64_t first, count;
+    const int64_t *picked;
+    int64_t count;
     tch_root_config how;
 } root_run;
+
+static bool is_contiguous(const int64_t *picked, int64_t count)
+{
+    return picked[count - 1] - picked[0] == count - 1;
+}
 
 static tch_tensor tensor_of(const tch_optimizer *o, const tch_matrices *m, int64_t shape[3])
 {
@@ -291,21 +298,25 @@ static tch_tensor tensor_of(const tch_optimizer *o, const tch_matrices *m, int64
     return t;
 }
 
-static tch_status compute_part(const root_run *r, int64_t first, int64_t count)
+/* Factors that are not contiguous are picked from all. */
+static tch_status compute_part(const root_run *r, const int64_t *picked, int64_t count)
 {
     tch_optimizer *o = r->optimizer;
     const tchi_factor_batch *f = r->factor_batch;
+    bool contiguous = is_contiguous(picked, count);
+    int64_t first = contiguous ? picked[0] : 0;
+    int64_t shape[3] = {contiguous ? count : f->count, f->n, f->n};
     tch_matrices factors;
     tch_matrices roots;
-    TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, count, o->unpacked, &factors));
-    TCHI_TRY(tchi_matrices_open(o, f, TCHI_ROOTS, first, count, o->unpacked + o->unpacked_bytes / 2, &roots));
-    int64_t shape[3] = {count, f->n, f->n};
+    TCHI_TRY(tchi_matrices_open(o, f, TCHI_FACTORS, first, shape[0], o->unpacked, &factors));
+    TCHI_TRY(tchi_matrices_open(o, f, TCHI_ROOTS, first, shape[0], o->unpacked + o->unpacked_bytes / 2, &roots));
     tch_tensor a = tensor_of(o, &factors, shape);
     tch_tensor x = tensor_of(o, &roots, shape);
     tch_tensor residuals = tch_tensor_view(f->residuals + first, TCH_FLOAT64, 1, shape);
     tch_tensor report = tch_tensor_view(f->flags + first, TCH_INT32, 1, shape);
     residuals.device = report.device = a.device;
-    TCHI_TRY(tch_inverse_root(o->context, &a, f->root, &r->how, &x, &residuals, &report));
+    TCHI_TRY(tchi_inverse_root_of(o->context, &a, contiguous ? NULL : picked, count, f->root, &r->how, &x, &residuals,
+                                  &report));
     return tchi_matrices_close(o, f, TCHI_ROOTS, first, &roots);
 }
 
@@ -314,7 +325,7 @@ static tch_status compute_roots(void *argument)
     const root_run *r = argument;
     int64_t together = tchi_unpacked_fit(r->optimizer, r->factor_batch, r->count);
     for (int64_t done = 0; done < r->count; done += together) {
-        TCHI_TRY(compute_part(r, r->first + done, tchi_min(together, r->count - done)));
+        TCHI_TRY(compute_part(r, r->picked + done, tchi_min(together, r->count - done)));
     }
     return TCH_OK;
 }
@@ -322,32 +333,41 @@ static tch_status compute_roots(void *argument)
 /* The eigen method synchronizes, and so does damping by eps alone: neither can be recorded. Refresh by norm rarely
  * selects the same subset twice. The first part of the key is negative, which distinguishes it from the keys of
  * runs. */
-static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
+static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, const int64_t *picked, int64_t count)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
-    root_run r = {.optimizer = o, .factor_batch = f, .first = first, .count = count};
-    r.how = tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[first]);
-    tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), first, count, (int64_t)r.how.method,
+    root_run r = {.optimizer = o, .factor_batch = f, .picked = picked, .count = count};
+    r.how = tchi_refresh_how(config, f, relative_damping(o, config, f), f->failures[picked[0]]);
+    tchi_recording_key key = {{-1 - (f - tchi_factor_batch_at(o, 0)), picked[0], count, (int64_t)r.how.method,
                                tchi_recording_number(r.how.eps), tchi_recording_number(r.how.relative_eps),
                                tchi_recording_number(r.how.tolerance)}};
-    bool repeats = count == f->count || !tchi_refresh_by_norm(o, config);
+    bool repeats = is_contiguous(picked, count) && (count == f->count || !tchi_refresh_by_norm(o, config));
     bool may = repeats && r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
+    o->refreshes += count;
     return may ? tchi_recorded(o->context, &o->recordings, &key, compute_roots, &r) : compute_roots(&r);
 }
 
+/* Of factors [first, last), all that are due and have failed equally often, in one call; packed ones only with their
+ * neighbors, and one by one where results must not depend on their number. */
 static tch_status refresh_factors(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t last)
 {
-    while (first < last) {
-        int64_t end = first;
-        int64_t most = tchi_group_at(o, f->group)->config.numerics.world_invariant ? first + 1 : last;
-        while (end < most && f->refresh[end] && f->failures[end] == f->failures[first]) {
-            end++;
+    bool alone = tchi_group_at(o, f->group)->config.numerics.world_invariant;
+    bool adjacent = alone || tchi_is_packed(f, TCHI_FACTORS) || tchi_is_packed(f, TCHI_ROOTS);
+    for (int failures = 0; failures <= TCHI_MOST_FAILURES; failures++) {
+        int64_t count = 0;
+        for (int64_t k = first; k < last; k++) {
+            if (!f->refresh[k] || f->failures[k] != failures) {
+                continue;
+            }
+            if (count > 0 && (alone || (adjacent && f->picked[count - 1] != k - 1))) {
+                TCHI_TRY(take_roots(o, f, f->picked, count));
+                count = 0;
+            }
+            f->picked[count++] = k;
         }
-        if (end > first) {
-            o->refreshes += end - first;
-            TCHI_TRY(take_roots(o, f, first, end - first));
+        if (count > 0) {
+            TCHI_TRY(take_roots(o, f, f->picked, count));
         }
-        first = end > first ? end : first + 1;
     }
     return TCH_OK;
 }
