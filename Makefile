@@ -1,4 +1,4 @@
-# The everyday targets. Each one sets up what it needs first, and does nothing twice.
+# Common targets. Each installs its requirements first, and does nothing twice.
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 # Tools installed by scripts/setup into the virtual environment come first.

@@ -1,8 +1,8 @@
-# Whether the CUDA module is built, and for which GPUs. Only nvcc and the CUDA runtime are needed to build it: cuBLAS and
-# cuSOLVER are opened at run time. Sets TORCHIUM_HAVE_CUDA, and cuda_summary, the line of the summary.
+# Decides whether the CUDA module is built, and for which GPUs. Building needs only nvcc and the CUDA runtime: cuBLAS
+# and cuSOLVER are loaded at run time. Sets TORCHIUM_HAVE_CUDA, and cuda_summary, a line of the summary.
 
 set(default AUTO)
-if(NOT "$ENV{TORCHIUM_CUDA}" STREQUAL "") # for pip, which passes no options to CMake by itself
+if(NOT "$ENV{TORCHIUM_CUDA}" STREQUAL "") # for pip, which passes no options to CMake
     set(default "$ENV{TORCHIUM_CUDA}")
 endif()
 set(TORCHIUM_CUDA "${default}" CACHE STRING
@@ -12,10 +12,10 @@ set(TORCHIUM_CUDA_ARCHITECTURES native CACHE STRING
     "GPUs to build for: native (those of this machine), all, one (that of this machine or Hopper), or a list as in \
 CMAKE_CUDA_ARCHITECTURES")
 
-# 90a: the kernels for Hopper use instructions of its own. Code for the newest is kept as PTX too, for what comes after.
+# 90a: Hopper's kernels use its specific instructions. Code for the newest is also kept as PTX, for later GPUs.
 set(all_architectures 75-real 80-real 86-real 89-real 90a-real 100-real 120)
 set(oldest_capability 7.5)
-# The first that knows all of these GPUs, and has cudaStreamGetDevice.
+# The first version that supports all of these GPUs, and has cudaStreamGetDevice.
 set(oldest_toolkit 12.8)
 
 # Sets `nvcc` to the compiler, or to a false value with the reason in `why`.
@@ -45,8 +45,8 @@ function(torchium_find_nvcc)
     endif()
 endfunction()
 
-# Sets `capabilities` to those of the GPUs of this machine, such as 8.9;9.0, without those that are too old; where that
-# leaves none, the reason is in `why`. Asked at every configuration: GPUs come and go with containers.
+# Sets `capabilities` to those of this machine's GPUs, such as 8.9;9.0, except unsupported ones; if none is left, the
+# reason is in `why`. Queried at every configuration: GPUs come and go with containers.
 function(torchium_find_gpus)
     set(capabilities "" PARENT_SCOPE)
     if(CMAKE_CROSSCOMPILING)
@@ -73,8 +73,8 @@ function(torchium_find_gpus)
     set(why "GPUs of compute capability ${text} are older than ${oldest_capability}" PARENT_SCOPE)
 endfunction()
 
-# Sets `architecture` to what `nvcc` is asked for so that it runs on a GPU of this capability: its own code where nvcc knows
-# it, else the newest code of its generation, else PTX of the newest, which the driver compiles.
+# Sets `architecture` to nvcc's option for a GPU of this capability: its own code if nvcc supports it, else the newest
+# code of its generation, else PTX of the newest, which the driver compiles.
 function(torchium_architecture_for capability)
     execute_process(COMMAND "${nvcc}" --list-gpu-arch OUTPUT_VARIABLE text ERROR_QUIET)
     string(REGEX MATCHALL "[0-9]+" known "${text}")
@@ -97,7 +97,8 @@ function(torchium_architecture_for capability)
     endif()
 endfunction()
 
-# Sets `architectures` from TORCHIUM_CUDA_ARCHITECTURES, or to nothing, with the reason in `why`, where there is no GPU.
+# Sets `architectures` from TORCHIUM_CUDA_ARCHITECTURES, or to an empty list, with the reason in `why`, if there is no
+# GPU.
 function(torchium_decide_architectures)
     set(result ${TORCHIUM_CUDA_ARCHITECTURES})
     if(result STREQUAL "all")
@@ -120,7 +121,7 @@ function(torchium_decide_architectures)
     set(why "${why}; TORCHIUM_CUDA=ON builds it all the same" PARENT_SCOPE)
 endfunction()
 
-# A compiler that is there but cannot be used, such as one that refuses the host compiler, must not end an AUTO build.
+# An unusable compiler, such as one that rejects the host compiler, must not fail an AUTO build.
 macro(torchium_decide_cuda)
     torchium_find_nvcc()
     if(nvcc)

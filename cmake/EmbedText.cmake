@@ -1,5 +1,5 @@
-# Turns the text file `from` into the C file `to`: an array `name`, with a NUL at its end, and `name`_size without it.
-# Run by the build. As numbers, since C17 promises string literals of 4095 characters only.
+# Converts the text file `from` to the C file `to` at build time: a NUL-terminated array `name`, and `name`_size without
+# the NUL. As numbers, since C17 guarantees string literals of 4095 characters only.
 cmake_minimum_required(VERSION 3.22)
 file(READ "${from}" bytes HEX)
 string(LENGTH "${bytes}" digits)

@@ -1,6 +1,6 @@
-# What makes a mistake in C harder to turn into an attack, in optimized builds: SECURITY.md has the list, with what each
-# costs, and the test `hardened` reads the built files. Sanitizers have checks of their own, which these would disturb.
-# Sets TORCHIUM_HARDEN_COMPILE and TORCHIUM_HARDEN_LINK, the options that the compiler takes.
+# Hardening options of optimized builds: SECURITY.md has the list, with the cost of each, and the test `hardened` checks
+# the built files. Sanitizers have their own checks, with which these would interfere. Sets TORCHIUM_HARDEN_COMPILE and
+# TORCHIUM_HARDEN_LINK, options of the compiler driver.
 include(CheckCCompilerFlag)
 include(CheckLinkerFlag)
 include(CheckPIESupported)
@@ -11,8 +11,8 @@ set(TORCHIUM_HARDEN_LINK)
 check_pie_supported(LANGUAGES C)
 
 if(TORCHIUM_HARDEN AND NOT TORCHIUM_SANITIZE)
-    # Of -fcf-protection only the half for jumps: kernels' threads have stacks of their own, between which
-    # kernel_fibers.c returns, and a shadow stack would not know them.
+    # Only the branch half of -fcf-protection: kernels' threads have their own stacks, between which kernel_fibers.c
+    # returns, and a shadow stack does not support that.
     foreach(option -fstack-protector-strong -fcf-protection=branch -mbranch-protection=standard)
         string(MAKE_C_IDENTIFIER "torchium_takes${option}" takes)
         check_c_compiler_flag(${option} ${takes})
@@ -20,8 +20,8 @@ if(TORCHIUM_HARDEN AND NOT TORCHIUM_SANITIZE)
             list(APPEND TORCHIUM_HARDEN_COMPILE ${option})
         endif()
     endforeach()
-    # Level 3 also looks for sizes that are known at run time alone, and with it all of this costs small steps
-    # 3.7 %, with 2 it is 0.7 %: docs/reliability.md. Some distributions define it themselves.
+    # Level 3 also checks sizes known only at run time, and with it all of this costs small steps 3.7 %, with 2 it is
+    # 0.7 %: docs/reliability.md. Some distributions define it themselves.
     list(APPEND TORCHIUM_HARDEN_COMPILE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)
     foreach(option relro now noexecstack)
         check_linker_flag(C "LINKER:-z,${option}" torchium_links_${option})
@@ -31,7 +31,7 @@ if(TORCHIUM_HARDEN AND NOT TORCHIUM_SANITIZE)
     endforeach()
 endif()
 
-# Only where the compiler optimizes, without which FORTIFY has no effect but a warning.
+# Only in optimized builds; without optimization FORTIFY only warns.
 function(torchium_harden target)
     set(optimized "$<CONFIG:Release,RelWithDebInfo,MinSizeRel>")
     if(TORCHIUM_HARDEN_COMPILE)

@@ -1,5 +1,5 @@
-# The installed package: headers, library, command, find_package(torchium) and pkg-config. Every path in it is relative
-# to the folder of its file, so that an installed folder can be moved.
+# The installed package: headers, library, command, find_package(torchium) and pkg-config. Every path is relative to its
+# file's folder, so that an installation can be moved.
 include(CMakePackageConfigHelpers)
 
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/torchium")
@@ -10,14 +10,14 @@ foreach(header IN LISTS public_headers)
     cmake_path(GET place PARENT_PATH place)
     install(FILES "${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/${place}")
 endforeach()
-if(SKBUILD) # a wheel has no symbolic links: one file, whose name is without a version
+if(SKBUILD) # a wheel has no symbolic links: a single file without a version in its name
     set_property(TARGET torchium PROPERTY VERSION)
     set_property(TARGET torchium PROPERTY SOVERSION)
 endif()
 install(TARGETS torchium EXPORT torchium-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-if(TORCHIUM_HAVE_CUDA) # next to the library, where it is looked for
+if(TORCHIUM_HAVE_CUDA) # next to the library, which looks for it there
     install(TARGETS torchium_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 endif()
 install(EXPORT torchium-targets NAMESPACE torchium:: DESTINATION "${package_folder}")
@@ -28,7 +28,7 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/torchium-config-version.
 install(FILES "${PROJECT_BINARY_DIR}/torchium-config.cmake" "${PROJECT_BINARY_DIR}/torchium-config-version.cmake"
         DESTINATION "${package_folder}")
 
-# A shared library brings its own dependencies; an archive needs them named: pkg-config --static.
+# A shared library has its dependencies; a static one needs them listed: pkg-config --static.
 list(JOIN OpenMP_C_LIB_NAMES " -l" private_libraries)
 set(private_libraries "-l${private_libraries} -l${CMAKE_DL_LIBS} -lm")
 file(RELATIVE_PATH prefix_from_pc "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/prefix")

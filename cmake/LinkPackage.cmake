@@ -1,6 +1,5 @@
-# Makes the folder `to` a picture of the Python package in `from`: every file a relative symbolic link, links to files that
-# are gone removed; and the folder `headers` as its folder include, where the installed package has them. Run by the
-# build.
+# Mirrors the Python package `from` in the folder `to` at build time: every file is a relative symbolic link, stale
+# links are removed; and the folder `headers` is linked as include, as in the installed package.
 cmake_minimum_required(VERSION 3.22)
 file(GLOB_RECURSE files RELATIVE "${from}" "${from}/*.py" "${from}/*.pyi" "${from}/py.typed")
 foreach(file ${files})

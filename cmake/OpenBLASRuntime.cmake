@@ -1,6 +1,6 @@
-# Finds an OpenBLAS for libtorchium to open at run time: its path is compiled in as one to try. Nothing is linked and
-# nothing fails when there is none; the library then looks again on the machine where it runs. The OpenMP build comes
-# first wherever it is installed with others: it shares one pool of threads with our own loops.
+# Finds an OpenBLAS for libtorchium to load at run time: its path is compiled in as a candidate. Nothing is linked and a
+# missing one is not an error; the library searches again at run time. The OpenMP build is preferred: it shares a thread
+# pool with the library's own loops.
 
 set(multiarch "${CMAKE_LIBRARY_ARCHITECTURE}")
 find_file(TORCHIUM_OPENBLAS
@@ -15,8 +15,8 @@ find_file(TORCHIUM_OPENBLAS
     DOC "An OpenBLAS to try at run time")
 mark_as_advanced(TORCHIUM_OPENBLAS)
 
-# Where the system has none: the one that pip put into the checkout's own environment, so that root is not needed. Not in
-# the cache, since the system's may be installed later; not in a wheel, which has a dependency of its own.
+# If the system has none: pip's in the checkout's .venv, so that root is not needed. Not cached, since the system's may
+# be installed later; not in a wheel, which has its own dependency.
 if(NOT TORCHIUM_OPENBLAS AND NOT SKBUILD)
     file(GLOB openblas_of_pip
         "${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/scipy_openblas32/lib/libscipy_openblas.so")

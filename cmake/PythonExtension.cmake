@@ -1,6 +1,6 @@
-# Whether the Python package is built: where Python 3.10 or newer and its headers are found, if the project is not part
-# of another. The project's own environment comes first. Sets TORCHIUM_BUILD_PYTHON, and python_summary, the line of
-# the summary.
+# Decides whether the Python package is built: if Python 3.10 or newer and its headers are found, and the project is not
+# part of another. The project's .venv comes first. Sets TORCHIUM_BUILD_PYTHON, and python_summary, a line of the
+# summary.
 if(PROJECT_IS_TOP_LEVEL AND NOT Python3_EXECUTABLE AND EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
     set(Python3_EXECUTABLE "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 endif()

@@ -1,5 +1,5 @@
-# What a build cannot do without, looked for before CMake does so: one sentence that says what to install, where CMake
-# would print a page. Included twice: before project(), where no compiler is known yet, and after it.
+# Checks requirements before CMake does: a sentence that says what to install, instead of a page from CMake. Included
+# twice: before project(), when no compiler is known yet, and after it.
 
 set(oldest_gnu 11)
 set(oldest_clang 14)

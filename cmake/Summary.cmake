@@ -1,5 +1,5 @@
-# What was decided, in a few lines at the end of configuration. The line `builds ...` also goes into a file, summary.txt in
-# the build folder, for scripts/build to show alone.
+# Prints the configuration. The line `builds ...` is also written to summary.txt in the build folder, which
+# scripts/build prints.
 function(torchium_summary)
     set(kind "static")
     if(BUILD_SHARED_LIBS)

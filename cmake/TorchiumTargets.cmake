@@ -1,12 +1,10 @@
-# What every target of this project is compiled with. C17 without extensions, on POSIX; warnings are on everywhere and
-# become errors where CMAKE_COMPILE_WARNING_AS_ERROR is set, as the debug and sanitizer presets do. nvcc has warning
-# options of its own, which the CUDA module adds.
+# Compiler options of all targets. C17 without extensions, on POSIX; warnings are always on and become errors with
+# CMAKE_COMPILE_WARNING_AS_ERROR, as in the debug and sanitizer presets. The CUDA module adds nvcc's warning options.
 
-# GCC 12.1 and 12.2 for aarch64 crash at -O3 ("internal compiler error: in vect_transform_reduction") where a loop takes
-# the largest or the smallest of numbers narrower than the result, as in w = fmax(w, (double)x[i]) over floats: GCC 12
-# learned to vectorize reductions by fmax and fmin, and does not expect to need several vectors of doubles for one of
-# floats. It is their bug 108608, mended in 12.3. Without the built-in functions such loops call the C library instead,
-# and nothing else is compiled differently; no loop whose speed matters has one.
+# GCC 12.1 and 12.2 for aarch64 crash at -O3 ("internal compiler error: in vect_transform_reduction") on max or min
+# reductions over numbers narrower than the result, such as w = fmax(w, (double)x[i]) over floats: GCC bug 108608, fixed
+# in 12.3. Without the builtins such loops call the C library instead, and nothing else is compiled differently; no such
+# loop is performance-critical.
 set(TORCHIUM_FMAX_BREAKS_COMPILER OFF)
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$"
         AND CMAKE_C_COMPILER_VERSION VERSION_GREATER_EQUAL 12 AND CMAKE_C_COMPILER_VERSION VERSION_LESS 12.3)
@@ -16,16 +14,15 @@ endif()
 function(torchium_compile_options target)
     set_target_properties(${target} PROPERTIES C_STANDARD 17 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
     target_compile_definitions(${target} PRIVATE _POSIX_C_SOURCE=200809L)
-    # Tables of operations, optimizers and tests set the signatures of functions, and few need every argument.
+    # Operation tables, optimizers and tests determine function signatures, and few functions need every argument.
     target_compile_options(${target} PRIVATE
         "$<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-pedantic;-Wstrict-prototypes;-Wmissing-prototypes;-Wno-unused-parameter>")
     if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
-        # A message that does not fit its buffer is cut, on purpose and everywhere.
+        # Messages that exceed their buffers are truncated on purpose.
         target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Wshadow=local;-Wno-format-truncation>")
     endif()
     if(CMAKE_C_COMPILER_ID MATCHES "Clang")
-        # It warns of each loop marked with "omp simd" that it does not vectorize, such as the maximum of floats that may
-        # be NaN. The mark allows reordering and is no promise; the result is the same.
+        # It warns of each "omp simd" loop that it does not vectorize, such as the maximum of floats that may be NaN.
         target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Wno-pass-failed>")
     endif()
     if(TORCHIUM_FMAX_BREAKS_COMPILER)
@@ -38,16 +35,15 @@ function(torchium_compile_options target)
                                                  -fno-omit-frame-pointer)
         target_link_options(${target} PRIVATE -fsanitize=${TORCHIUM_SANITIZE})
     endif()
-    if(TORCHIUM_FUZZER) # coverage for libFuzzer to go by; its main comes with the targets
+    if(TORCHIUM_FUZZER) # coverage for libFuzzer; the targets link its main
         target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-fsanitize=fuzzer-no-link>")
     endif()
 endfunction()
 
-# torchium_rpath(TARGET BUILT folder INSTALLED folder [OPTIONS option...]): where a file that is linked to the library looks
-# for it, relative to itself: the one in the folder BUILT of the build tree, and the one that was installed into INSTALLED
-# of the prefix. CMake's own way leaves a colon at the end of the first, and nothing behind a colon is the current folder,
-# where anybody may have put a library. So the file is linked with both paths, and the installed copy keeps its own.
-# OPTIONS are those of install().
+# torchium_rpath(TARGET BUILT folder INSTALLED folder [OPTIONS option...]): the RUNPATH of a file linked to the library,
+# relative to itself: the folder BUILT of the build tree, and INSTALLED below the prefix. CMake would leave a colon at
+# the end of the first, and an empty entry is the current folder, where anyone may have put a library. So the file is
+# linked with both paths, and the installed copy keeps its own. OPTIONS are those of install().
 function(torchium_rpath target)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "BUILT;INSTALLED" "OPTIONS")
     get_target_property(folder torchium LIBRARY_OUTPUT_DIRECTORY)

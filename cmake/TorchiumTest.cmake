@@ -1,13 +1,13 @@
-# How tests are built and run: linking, the environment the sanitizers read, labels, time limits.
+# Building and running tests: linking, environment of the sanitizers, labels, timeouts.
 
-# Programs are in one folder, whichever folder lists them, so that a test is found by its name and libraries next to it;
-# what takes the place of a library or a module is in folders below.
+# Programs are in one folder, so that a test is found by its name and libraries next to it; replacements of libraries or
+# modules are in subfolders.
 set(test_programs "${PROJECT_BINARY_DIR}/tests")
 set(test_modules "${test_programs}/modules")
 set(support_folder "${PROJECT_SOURCE_DIR}/tests/support")
 
-# The sanitizers of gcc 12 place their shadow memory at fixed addresses, which newer kernels' wider randomization of
-# addresses can hit; where the machine lets us, tests run without randomization.
+# gcc 12's sanitizers place their shadow memory at fixed addresses, which conflicts with newer kernels' wider address
+# randomization; tests run without randomization if permitted.
 set(test_launcher)
 if(TORCHIUM_SANITIZE)
     execute_process(COMMAND setarch -R true RESULT_VARIABLE setarch_failed OUTPUT_QUIET ERROR_QUIET)
@@ -16,9 +16,8 @@ if(TORCHIUM_SANITIZE)
     endif()
 endif()
 
-# Waiting threads sleep: on a busy machine a test whose threads spin for each other takes several times as long.
-# Under AddressSanitizer an allocation too large for the machine fails, as it does without it. Compiled kernels stay out of
-# the user's cache.
+# Waiting threads sleep: on a busy machine spinning threads make a test several times slower.
+# Under AddressSanitizer oversized allocations must fail as usual. Compiled kernels stay out of the user's cache.
 set(test_environment "OMP_WAIT_POLICY=passive" "TORCHIUM_CACHE=${PROJECT_BINARY_DIR}/kernel-cache"
     "UBSAN_OPTIONS=print_stacktrace=1"
     "ASAN_OPTIONS=allocator_may_return_null=1:intercept_tls_get_addr=0" "TSAN_OPTIONS=allocator_may_return_null=1")
@@ -27,14 +26,14 @@ if(TORCHIUM_SANITIZE MATCHES "address" AND CMAKE_C_COMPILER_ID MATCHES "Clang")
     list(APPEND test_environment "LSAN_OPTIONS=suppressions=${PROJECT_BINARY_DIR}/leaks.txt:print_suppressions=0")
 endif()
 if(TORCHIUM_SANITIZE MATCHES "thread")
-    # libgomp is not instrumented, so its barriers would look like races: our own threads are tested, not OpenMP's.
+    # libgomp is not instrumented, so its barriers look like races: only the library's own threads are tested.
     list(APPEND test_environment "OMP_NUM_THREADS=1")
 endif()
 
-# On aarch64 a program that does nothing takes 4.4 seconds under GCC 12's AddressSanitizer: at its end the search for leaks
-# walks several times over a map of 2^28 regions (perf: 98 % in __lsan::ForEachChunk). There it is left to the tests that
-# create, fail to create and destroy one of everything, of which the short ones share a search, as the test `leaks`; on
-# x86-64, where it costs nothing, every test has it.
+# On aarch64 an empty program takes 4.4 seconds under GCC 12's AddressSanitizer: its leak check iterates several times
+# over a map of 2^28 regions (perf: 98 % in __lsan::ForEachChunk). There only tests that create, fail to create and
+# destroy one of everything check for leaks, and the short ones share one check, the test `leaks`; on x86-64, where it
+# costs nothing, every test does.
 set(slow_leak_search OFF)
 set(leak_searched "^(checkpoint|checkpoint_faults|datasets|example_07_train_network|kernel|kernel_cache|leaks|oom|\
 optim_memory|recording|registry)$")
@@ -61,8 +60,8 @@ function(torchium_test_settings name)
         ENVIRONMENT "${environment}" SKIP_RETURN_CODE 77) # support/testing.h: TEST_SKIPPED
 endfunction()
 
-# A program test_NAME from test_NAME.c. Libraries are found relative to it, so that a folder that was built can be carried
-# to the machine that has the GPU.
+# A program test_NAME from test_NAME.c. Libraries are found relative to it, so that a build folder can be copied to a
+# machine with a GPU.
 function(torchium_test_program name)
     cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL" "" "SUPPORT;SOURCES")
     list(TRANSFORM arg_SUPPORT PREPEND "${support_folder}/")
@@ -77,7 +76,7 @@ function(torchium_test_program name)
     endif()
 endfunction()
 
-# What ThreadSanitizer runs, so that nothing else need be built for it.
+# The tests of ThreadSanitizer, so that nothing else has to be built for it.
 if(NOT TARGET thread_tests)
     add_custom_target(thread_tests)
 endif()
@@ -106,8 +105,8 @@ function(torchium_test name)
     endif()
 endfunction()
 
-# The programs of leaks_shared one after the other in one process, and so one search for leaks: each is included by a file
-# of its own, in which its main has another name.
+# Runs the programs of leaks_shared in one process, with one leak check: each is included by its own file, which renames
+# its main.
 function(torchium_leaks_test)
     set(folder "${CMAKE_CURRENT_BINARY_DIR}/leaks")
     set(declarations)
@@ -133,8 +132,7 @@ function(torchium_leaks_test)
     torchium_test_settings(leaks)
 endfunction()
 
-# torchium_cuda_test(NAME): a test of a GPU alone, which may call CUDA's runtime itself. Only where the CUDA module is
-# built.
+# torchium_cuda_test(NAME): a GPU-only test, which may call CUDA's runtime. Only if the CUDA module is built.
 function(torchium_cuda_test name)
     torchium_test_program(${name})
     target_link_libraries(test_${name} PRIVATE CUDA::cudart_static)
@@ -142,9 +140,9 @@ function(torchium_cuda_test name)
     torchium_test_settings(${name} LABELS gpu TIMEOUT ${gpu_test_timeout})
 endfunction()
 
-# torchium_python_test(NAME FILES chapter/name... [TIMEOUT seconds]): the files tests/python/chapter/test_name.py, run by
-# one pytest on the package of the build tree as python_NAME; and, where the CUDA module is built, those tests that want a
-# GPU as python_NAME_cuda. Files share a process because loading PyTorch takes seconds.
+# torchium_python_test(NAME FILES chapter/name... [TIMEOUT seconds]): the files tests/python/chapter/test_name.py, run
+# by one pytest on the package of the build tree as python_NAME; and, if the CUDA module is built, their GPU tests as
+# python_NAME_cuda. Files share a process because loading PyTorch takes seconds.
 function(torchium_python_test name)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "FILES")
     set(folder "${PROJECT_SOURCE_DIR}/tests/python")
@@ -164,9 +162,9 @@ function(torchium_python_test name)
     endif()
 endfunction()
 
-# torchium_test_module(TARGET FOLDER folder SUPPORT file.c | SOURCE file.c [NAME name]): that file of support/, or any other,
-# as a module for the loader to find, built as <build>/tests/modules/FOLDER/libNAME.so, NAME being torchium_cuda unless
-# given. Tests find that place in the macro TEST_MODULES.
+# torchium_test_module(TARGET FOLDER folder SUPPORT file.c | SOURCE file.c [NAME name]): a file of support/, or any
+# other, as a loadable module <build>/tests/modules/FOLDER/libNAME.so; NAME is torchium_cuda by default. The macro
+# TEST_MODULES has that folder.
 function(torchium_test_module target)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;SUPPORT;SOURCE;NAME" "DEFINITIONS")
     if(NOT arg_NAME)
@@ -183,8 +181,8 @@ function(torchium_test_module target)
         OUTPUT_NAME ${arg_NAME} LIBRARY_OUTPUT_DIRECTORY "${test_modules}/${arg_FOLDER}")
 endfunction()
 
-# torchium_test_library(CHAPTER/TARGET FOLDER folder NAME file): support/CHAPTER/TARGET.c as a library that pretends to be
-# another one, built as <build>/tests/modules/FOLDER/NAME.
+# torchium_test_library(CHAPTER/TARGET FOLDER folder NAME file): support/CHAPTER/TARGET.c as a fake of another library,
+# built as <build>/tests/modules/FOLDER/NAME.
 function(torchium_test_library source)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;NAME" "")
     cmake_path(GET source FILENAME target)

@@ -1,6 +1,6 @@
-# Installs the library into a folder of its own, builds the program of project/ against it in the two ways people do,
-# runs it, moves the folder, and does all of that again. `kind` is shared (the library of the build at hand) or static (an
-# archive of its `objects`). That archive's build is kept, so that a second run builds what has changed.
+# Installs the library to a new folder, builds the program of project/ against it in both ways, runs it, moves the
+# folder, and repeats. `kind` is shared (the current build's library) or static (an archive of its `objects`). The static
+# build is kept, so that a second run rebuilds only changes.
 cmake_policy(VERSION 3.25)
 set(project "${CMAKE_CURRENT_LIST_DIR}/project")
 

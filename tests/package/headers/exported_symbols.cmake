@@ -1,4 +1,4 @@
-# libtorchium exports exactly the functions its headers declare: nothing internal leaks, nothing promised is missing.
+# libtorchium exports exactly the functions declared in its headers.
 cmake_policy(VERSION 3.25)
 
 execute_process(COMMAND "${nm}" -D --defined-only "${library}" OUTPUT_VARIABLE listing COMMAND_ERROR_IS_FATAL ANY)
