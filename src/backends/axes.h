@@ -10,7 +10,7 @@
 #include <torchium/tensor.h>
 
 typedef struct tchi_axis {
-    int64_t size, dst, src; /* strides in elements; CUDA's in larger units, and in bytes for kernels */
+    int64_t size, dst, src; /* strides in elements; in CUDA in larger units, and in bytes for kernels */
 } tchi_axis;
 
 static inline int tchi_by_dst_stride(const void *a, const void *b)

@@ -50,7 +50,7 @@ TCHI_RULE void tchi_rule_root_verdict(double residual, double tolerance, int32_t
     }
 }
 
-/* The ratio of the means of two spectra may leave float64 although both means do not. */
+/* The ratio of the means of two spectra may overflow float64 although both means do not. */
 TCHI_RULE void tchi_rule_factored_damping(double trace_a, double m, double trace_b, double n, double damping,
                                           double *shift_a, double *shift_b)
 {

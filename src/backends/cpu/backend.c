@@ -192,7 +192,7 @@ static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar 
         return tchi_cpu_sample_norms_scratch(state, type, rows, cols, batch, extra);
     case TCH_SCRATCH_SAMPLE_SQUARES:
         return tchi_cpu_sample_squares_scratch(state, type, rows);
-    case TCH_SCRATCH_PAIR_DOTS: /* a result for each pair */
+    case TCH_SCRATCH_PAIR_DOTS: /* one result per pair */
         return batch * (int64_t)sizeof(double);
     case TCH_SCRATCH_SAMPLE_SUMS:
     case TCH_SCRATCH_BLOCK_DOTS:

@@ -13,8 +13,8 @@ const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *servic
 
 typedef struct tchi_cpu_state {
     const tchi_blas *blas;
-    int threads;                 /* for the public call under way: fixed by `begin`, since scratch is measured for it */
-    struct tchi_fibers **fibers; /* kernel.h: NULL, or TCHI_CPU_FIBER_SLOTS of them, NULL where not needed yet */
+    int threads;                 /* for the current public call: set by `begin`, since scratch sizes depend on it */
+    struct tchi_fibers **fibers; /* kernel.h: NULL, or TCHI_CPU_FIBER_SLOTS of them, NULL until needed */
 } tchi_cpu_state;
 
 /* Services of the library: messages and memory. */
@@ -158,7 +158,7 @@ tch_damped_divide_op tchi_cpu_damped_divide;
 /* The sum of x y, in float64, of two runs of one float type. */
 double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y);
 
-/* Token `position` of a sample, -1 where it counts for nothing: outside of the rows of the embedding, or padding. */
+/* Token `position` of a sample, -1 if it is ignored: outside the embedding, or padding. */
 static inline int64_t tchi_cpu_token(const tch_matrices *tokens, int64_t sample, int64_t position, int64_t rows,
                                      int64_t padding)
 {

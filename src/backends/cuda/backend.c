@@ -42,7 +42,7 @@ int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scal
         return tchi_cuda_block_dots_scratch(rows, cols);
     case TCH_SCRATCH_PAIR_DOTS:
         return tchi_cuda_pair_dots_scratch(rows, cols, batch);
-    case TCH_SCRATCH_SHIFTED_INVERSE: /* not offered */
+    case TCH_SCRATCH_SHIFTED_INVERSE: /* unsupported */
         break;
     }
     return 0;

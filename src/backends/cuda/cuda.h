@@ -15,7 +15,7 @@
 #include "backends/cuda/runtime/libraries/cusolver.h"
 #include "core/status.h"
 
-/* One GPU, as far as decisions need to know it. */
+/* Properties of a GPU that decisions depend on. */
 typedef struct tchi_cuda_device {
     int32_t index;
     int32_t major, minor;     /* compute capability */
@@ -27,11 +27,11 @@ typedef struct tchi_cuda_device {
 /* Work recorded as graphs: see recording.c. */
 typedef struct tchi_cuda_recorded tchi_cuda_recorded;
 typedef struct tchi_cuda_recorder {
-    int32_t enabled;           /* the environment has nothing against it */
-    int32_t phases;            /* a graph for each phase */
-    cudaStream_t stream, main; /* what is captured, NULL until the first time; and while that is done the context's */
-    cudaStream_t other;        /* where the next phase is captured; NULL until there are two */
-    tchi_cuda_recorded *under_way; /* NULL unless one is, or there is no memory for it */
+    int32_t enabled;               /* not disabled by the environment */
+    int32_t phases;                /* a graph for each phase */
+    cudaStream_t stream, main;     /* the captured stream, NULL until the first capture; during one the context's */
+    cudaStream_t other;            /* the stream of the next phase's capture; NULL until there are two */
+    tchi_cuda_recorded *under_way; /* NULL unless one exists, or if memory is short */
 } tchi_cuda_recorder;
 
 /* Page-locked buffers, streams and events of streamed products, created by the first one. */
@@ -41,13 +41,13 @@ typedef struct tchi_cuda_state {
     tchi_cuda_device device;
     cudaStream_t stream; /* where work is queued: `local`, or the caller's */
     cudaStream_t local;
-    cudaStream_t side;  /* NULL until the first call that asks for it */
-    cudaEvent_t forked; /* what the side stream waits for; made with it */
+    cudaStream_t side;  /* NULL until first needed */
+    cudaEvent_t forked; /* the event that the side stream waits for; created with it */
     tchi_cublas_handle blas;
     void *blas_workspace;        /* device memory, so that cuBLAS allocates none, also under graph capture */
     tchi_cusolver_handle solver; /* NULL until the first decomposition asks for its scratch */
     tchi_cusolver_params solver_params;
-    void *solver_host; /* host scratch of cuSOLVER, grown when scratch_bytes is asked */
+    void *solver_host; /* host scratch of cuSOLVER, grown when scratch_bytes is called */
     size_t solver_host_bytes;
     tchi_cuda_staging *staging;
     tchi_cuda_recorder recorder;

@@ -72,7 +72,6 @@ static inline float double_to_odd(double value)
     return float_of(bits);
 }
 
-/* One for each element x[i] of a run. */
 #define CONVERSION(name, from, to, value)                                                                              \
     static void name(int64_t n, const void *src, void *dst)                                                            \
     {                                                                                                                  \

@@ -1,7 +1,7 @@
-/* The loops in float32, and the conversions, for aarch64. The optimizers' are the common text, which the compiler
- * vectorizes, but for the transpose. The instructions between half and float round as convert_body.h does. NaN alone is
- * another matter: they would quiet one on the way up and keep its payload on the way down, so that NaN takes the way of
- * convert_body.h, and results are bitwise-identical. */
+/* The loops in float32, and the conversions, for aarch64. Except for the transpose, the optimizers' loops are the
+ * common text, which the compiler vectorizes. The conversion instructions between half and float round like
+ * convert_body.h, but they quiet a NaN on widening and keep its payload on narrowing, so NaN is handled as in
+ * convert_body.h, and results are bitwise identical. */
 #define CUSTOM_FP16
 #define CUSTOM_RUNS
 #define CUSTOM_TRANSPOSE
@@ -17,7 +17,7 @@
 #define LOAD_DOUBLES(x) vcvt_f64_f32(vld1_f32(x))
 #include "loops_neon.h"
 
-/* The instruction sets the quiet bit of a signaling NaN, which `quieted` has in bit 7 and which is cleared again. */
+/* The instruction sets the quiet bit of a signaling NaN, marked in bit 7 of `quieted`, which is cleared again. */
 static inline float32x4_t floats_of_fp16(uint16x4_t fp16, uint16x4_t quieted)
 {
     uint32x4_t bits = vreinterpretq_u32_f32(vcvt_f32_f16(vreinterpret_f16_u16(fp16)));
@@ -39,7 +39,7 @@ static void f16_to_f32(int64_t n, const void *src, void *dst)
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         uint16x8_t fp16 = vld1q_u16(x + i);
-        /* Of infinity too, which has no bit there. */
+        /* Also of infinity, which lacks that bit. */
         uint16x8_t signaling = vceqq_u16(vandq_u16(fp16, vdupq_n_u16(0x7E00)), vdupq_n_u16(0x7C00));
         uint16x8_t quieted = vandq_u16(signaling, vdupq_n_u16(0x80));
         vst1q_f32(y + i, floats_of_fp16(vget_low_u16(fp16), vget_low_u16(quieted)));
@@ -85,7 +85,7 @@ static inline void transpose_four(const float *x, int64_t ld, float *out, int64_
     vst1q_f32(out + 3 * out_ld, vzip2q_f32(ac_high, bd_high));
 }
 
-/* In squares of four, which are read and written along rows. */
+/* By 4 by 4 squares, read and written along rows. */
 static void transpose(int64_t rows, int64_t cols, const void *x_data, int64_t ld, void *out_data, int64_t out_ld)
 {
     const float *x = x_data;

@@ -1,5 +1,5 @@
-/* The choice of loops by what the processor can do. TORCHIUM_CPU (plain, avx2 or avx512; plain or neon) lowers it, for
- * tests and for finding out which one is at fault. */
+/* Selects loops by processor. TORCHIUM_CPU (plain, avx2 or avx512; plain or neon) forces a lower set, for tests and
+ * diagnosis. */
 #include "loops.h"
 
 #include <pthread.h>
@@ -33,7 +33,7 @@ const tchi_cpu_level tchi_cpu_levels[] = {
     {TABLES(avx512), &tchi_thin_product_avx512, tchi_cpu_has_avx512},
     {TABLES(avx2), NULL, tchi_cpu_has_avx2},
 #elif defined(__aarch64__)
-    {TABLES(neon), &tchi_thin_product_neon, is_always_usable}, /* the plain text is compiled for these vectors too */
+    {TABLES(neon), &tchi_thin_product_neon, is_always_usable}, /* the plain text also compiles for these vectors */
 #endif
     {TABLES(plain), NULL, is_always_usable},
 };

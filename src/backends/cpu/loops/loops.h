@@ -16,18 +16,18 @@ typedef struct tchi_loops {
     void (*combine)(int64_t n, double c1, const void *x, double c2, const void *y, void *out);
     /* out = factor x */
     void (*scale)(int64_t n, double factor, const void *x, void *out);
-    /* One row of a Kronecker product: for each of the m entries of a, that entry times the n entries of b */
+    /* One row of a Kronecker product: each of the m entries of a times the n entries of b */
     void (*kronecker)(int64_t m, const void *a, int64_t n, const void *b, void *out);
-    /* largest |x|; NaN entries are passed over */
+    /* largest |x|; NaN is skipped */
     double (*max_abs)(int64_t n, const void *x);
     /* sum of (x factor)^2 */
     double (*sum_squares)(int64_t n, double factor, const void *x);
     int64_t (*count_nonfinite)(int64_t n, const void *x);
     /* sum of x y, x of the table's precision and y double */
     double (*dot)(int64_t n, const void *x, const double *y);
-    /* sums of x y0, x y1, x y2, x y3 for four double vectors stored one after another */
+    /* sums of x y0, x y1, x y2, x y3 for four contiguous double vectors */
     void (*dot4)(int64_t n, const void *x, const double *y, double sums[4]);
-    /* sum of x y, both of the table's precision; bitwise-identical for every instruction set with fma */
+    /* sum of x y, both of the table's precision; bitwise identical for every instruction set with fma */
     double (*inner_product)(int64_t n, const void *x, const void *y);
     /* the same in another order, and the sum of |x y| */
     void (*sum_terms)(int64_t n, const void *x, const void *y, double *sum, double *size);
@@ -35,7 +35,7 @@ typedef struct tchi_loops {
     void (*add_scaled)(int64_t n, double factor, const void *x, double *sums);
     void (*add_scaled_squares)(int64_t n, double factor, const void *x, double *sums);
     void (*store_sums)(int64_t n, double scale, const double *sums, double beta, void *out);
-    /* largest |a_ij - a_ji| over rows [from, to) of the lower triangle of an n by n matrix; NaN is passed over */
+    /* largest |a_ij - a_ji| over rows [from, to) of the lower triangle of an n by n matrix; NaN is skipped */
     double (*asymmetry)(int64_t n, const void *a, int64_t ld, int64_t from, int64_t to);
     /* upper triangle = lower triangle of an n by n matrix, rows [from, to) of the upper one */
     void (*mirror)(int64_t n, void *a, int64_t ld, int64_t from, int64_t to);
@@ -61,10 +61,10 @@ typedef struct tchi_thin_product {
     void (*run)(const tchi_thin_ctx *ctx);
     int64_t rows, cols;    /* of the tiles of C */
     int64_t one_pass;      /* terms that are summed in registers, for any C */
-    int64_t most_elements; /* of C for longer sums, which go through C */
+    int64_t most_elements; /* of C for longer sums, which accumulate in C */
 } tchi_thin_product;
 
-/* NULL where the instruction set in use has none. */
+/* NULL if the instruction set has none. */
 const tchi_thin_product *tchi_thin_product_now(void);
 
 /* dst = src between float types, contiguous; and the name of the instruction set in use. */
@@ -74,7 +74,7 @@ const char *tchi_loops_name(void);
 /* Conversions between two precisions; indices are tch_scalar, float types only. */
 typedef void (*tchi_convert_run)(int64_t n, const void *src, void *dst);
 typedef struct tchi_conversions {
-    tchi_convert_run run[TCH_SCALAR_COUNT][TCH_SCALAR_COUNT]; /* [dst][src]; NULL where not offered */
+    tchi_convert_run run[TCH_SCALAR_COUNT][TCH_SCALAR_COUNT]; /* [dst][src]; NULL if unsupported */
 } tchi_conversions;
 
 /* Everything that one instruction set offers. */
@@ -83,7 +83,7 @@ typedef struct tchi_cpu_level {
     const tchi_loops *loops[2]; /* in float32 and float64 */
     const struct tchi_cpu_steps *steps[2];
     const tchi_conversions *conversions;
-    const tchi_thin_product *thin_product; /* NULL where it has none */
+    const tchi_thin_product *thin_product; /* NULL if it has none */
     bool (*is_usable)(void);
 } tchi_cpu_level;
 

@@ -6,7 +6,7 @@
 
 enum {
     LANES = 16 / sizeof(REAL),
-    STEP = 4 * LANES /* what is done in a turn: four registers */
+    STEP = 4 * LANES /* elements per iteration: four registers */
 };
 
 /* Reads all operands of an iteration before writing: out may be x. */
@@ -67,7 +67,7 @@ static double max_abs(int64_t n, const void *x_data)
     return (double)largest;
 }
 
-enum { SUMS = 4, TERMS = 2 * SUMS /* of a turn, two in a register of double */ };
+enum { SUMS = 4, TERMS = 2 * SUMS /* of an iteration, two in a register of double */ };
 
 static inline double add_up(const float64x2_t sums[SUMS])
 {

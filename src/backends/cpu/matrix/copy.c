@@ -9,7 +9,7 @@
 
 #include <torchium/tensor.h>
 
-#define RUN 256 /* elements of a row done at once: buffers of it fit the nearest cache */
+#define RUN 256 /* elements of a row at once: their buffers fit L1 */
 #define ROWS 64 /* rows that share a strip of RUN columns, so that a transposed source is read by whole cache lines */
 
 typedef struct copy_ctx {

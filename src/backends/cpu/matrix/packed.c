@@ -1,9 +1,9 @@
-/* Packed storage of symmetric matrices: rows of the lower triangle, one after the other. */
+/* Packed storage of symmetric matrices: contiguous rows of the lower triangle. */
 #include "backends/cpu/cpu.h"
 #include "backends/cpu/loops/loops.h"
 #include "core/codes.h"
 
-#define TILE 32 /* columns whose cache lines stay while rows are mirrored */
+#define TILE 32 /* columns whose cache lines stay cached while rows are mirrored */
 
 typedef struct packed_ctx {
     const tch_matrices *full;

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-#define PARTS 32 /* a matrix is always cut into this many ranges of rows: the order of summation is theirs */
+#define PARTS 32 /* each matrix is divided into this many ranges of rows, which fix the order of summation */
 
 typedef struct reduce_ctx {
     const tchi_cpu_state *state;
@@ -148,7 +148,7 @@ tch_status tchi_cpu_normalize(void *state, double eps, const tch_matrices *x, in
     reduce_ctx ctx = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .out = scale, .eps = eps};
     *deferred = 0;
     (void)tchi_cpu_reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
-    tchi_cpu_for_each(state, x->batch, 1.0, rescale_one, &ctx); /* as a rule there is nothing to do */
+    tchi_cpu_for_each(state, x->batch, 1.0, rescale_one, &ctx); /* usually nothing to do */
     for (int64_t b = 0; b < x->batch; b++) {
         const double norm = scale[b], zero = 0.0;
         const tch_root_norms norms = {&norm, &norm, &zero, &zero};

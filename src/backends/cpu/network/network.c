@@ -184,9 +184,9 @@ static void backward_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-/* --- sums of columns --------------------------------------------------------------------------------------------- */
+/* --- column sums ------------------------------------------------------------------------------------------------- */
 
-#define STRIP 64 /* columns that are summed side by side, down all rows */
+#define STRIP 64 /* columns summed together, down all rows */
 
 typedef struct column_ctx {
     const tch_matrices *x;
@@ -245,7 +245,7 @@ struct loss_ctx {
     loss_sums ranges[TCH_LOSS_RANGES];
 };
 
-/* The sum of e^(x - top), in LANES sums that run side by side. */
+/* The sum of e^(x - top), in LANES parallel sums. */
 #define LANES 16
 VECTOR_CLONES static float sum_of_exps(int64_t n, const float *x, float top)
 {

@@ -48,7 +48,7 @@ static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, i
     int transposed_a = j->trans_a == TCHI_TRANS;
     int transposed_b = j->trans_b == TCHI_TRANS;
     int64_t from = 0;
-    do { /* there is a term at least: tchi_cpu_gemm has seen to sums of none */
+    do { /* inner > 0: tchi_cpu_gemm handles empty sums */
         int64_t k = tchi_min(j->inner - from, WIDE_INNER);
         int64_t cols_a = transposed_a ? m : k, cols_b = transposed_b ? k : n;
         tchi_cpu_convert_block(j->a, i, transposed_a ? from : row, transposed_a ? k : m, transposed_a ? row : from,

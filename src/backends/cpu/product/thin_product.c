@@ -14,7 +14,7 @@
  * when all pages of a band are requested at once, 160 ms page by page. */
 #define LARGE ((int64_t)16 << 20)
 
-#ifndef MADV_POPULATE_WRITE /* since Linux 5.14; older kernels refuse it, and nothing is lost */
+#ifndef MADV_POPULATE_WRITE /* since Linux 5.14; older kernels reject it, harmlessly */
 #define MADV_POPULATE_WRITE 23
 #endif
 
@@ -26,7 +26,7 @@ typedef struct thin_ctx {
     float alpha;
     int64_t block_rows, block_cols;
     int64_t down, across; /* blocks of one matrix */
-    int past_caches;      /* the result is large, and its pages are there */
+    int past_caches;      /* the result is large, and its pages are resident */
     int untouched;        /* it is large, and they are not */
     const tchi_thin_product *product;
 } thin_ctx;

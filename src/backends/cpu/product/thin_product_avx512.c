@@ -1,7 +1,7 @@
 /* C = alpha A' B with a tile of C in registers, for AVX-512. The contraction is divided into bands whose strip of B
  * stays in L1. Operands are packed in the order of the tiles, since rows a power of two apart would evict each other,
- * by the first tile that reads them: copying is nearly free between multiplications, while a separate pass took a tenth
- * of the time. */
+ * by the first tile that reads them: copying is nearly free between multiplications, while a separate pass took 10 % of
+ * the time. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -14,15 +14,15 @@ enum {
     COLS = 32,
     ONE_PASS = 256,
     WIDTH = COLS / 2, /* numbers in a register */
-    AHEAD = 16,       /* rows asked for before they are packed; without, 4 to 19 % slower by the shape */
+    AHEAD = 16,       /* rows prefetched before they are packed; without, 4 to 19 % slower by the shape */
 };
 
-/* Terms [0, inner) of the band that is being added. */
+/* Terms [0, inner) of the current band. */
 typedef struct band {
     const tchi_thin_ctx *ctx;
     const float *a, *b;
     int64_t inner;
-    int first;       /* C does not hold anything yet */
+    int first;       /* C is not yet written */
     float *packed_a; /* strips of ROWS numbers for each term */
     float *packed_b; /* one strip of COLS */
 } band;
@@ -113,7 +113,7 @@ static inline __attribute__((always_inline)) void write_tile(const band *d, cons
     }
 }
 
-/* A whole tile, past the caches. */
+/* A whole tile, by non-temporal stores. */
 static inline __attribute__((always_inline)) void stream_tile(const band *d, const tile *at, const tile_sums *s)
 {
 #pragma GCC unroll 8

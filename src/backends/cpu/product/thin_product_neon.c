@@ -10,16 +10,16 @@ enum {
     ROWS = 4,
     COLS = 16,
     VECTORS = COLS / 4,
-    MOST_TERMS = 256,    /* longer sums are BLAS's: see bench/logs/aarch64.md */
-    FEW_TERMS = 8,       /* so few rows of B are read where they lie */
-    NEAR_BYTES = 1 << 14 /* of B that are gone through at a time: half of a nearest cache of 32 KiB */
+    MOST_TERMS = 256,    /* BLAS computes longer sums: see bench/logs/aarch64.md */
+    FEW_TERMS = 8,       /* so few rows of B are read in place */
+    NEAR_BYTES = 1 << 14 /* of B per pass: half of an L1 of 32 KiB */
 };
 
 typedef struct tile_sums {
     float32x4_t row0[VECTORS], row1[VECTORS], row2[VECTORS], row3[VECTORS];
 } tile_sums;
 
-/* `a` holds ROWS numbers for each term, rows of `b` lie `ldb` apart. */
+/* `a` holds ROWS numbers for each term; rows of `b` are `ldb` apart. */
 static inline __attribute__((always_inline)) tile_sums sum_tile(int64_t inner, const float *a, const float *b,
                                                                 int64_t ldb)
 {
@@ -72,7 +72,7 @@ static inline __attribute__((always_inline)) void make_tile(const tchi_thin_ctx 
     }
 }
 
-/* `width` columns of a matrix for each term, those that are not there being zero. */
+/* `width` columns of a matrix for each term, padded with zeros. */
 static inline __attribute__((always_inline)) void pack(int64_t inner, const float *from, int64_t ld, int64_t there,
                                                        int64_t width, float *to)
 {
@@ -112,7 +112,7 @@ static void outer_product(const tchi_thin_ctx *j)
     }
 }
 
-/* Columns [from, to) along the rows of C. B is read in place, but for columns that do not fill a tile. */
+/* Columns [from, to) along the rows of C. B is read in place, except for columns that do not fill a tile. */
 static void along_rows(const tchi_thin_ctx *j, int64_t from, int64_t to)
 {
     float a[ROWS * FEW_TERMS], last[COLS * FEW_TERMS];

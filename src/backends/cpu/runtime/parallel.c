@@ -74,7 +74,7 @@ void tchi_cpu_split(const tchi_cpu_state *state, int64_t count, double work,
 }
 
 typedef struct rows_ctx {
-    int64_t rows; /* of a matrix: rows of the whole batch are counted through */
+    int64_t rows; /* of a matrix: rows are numbered across the batch */
     tchi_cpu_row_task body;
     const void *argument;
 } rows_ctx;

@@ -73,7 +73,7 @@ void tchi_cpu_name_processor(const char *cpuinfo, char *name, size_t size)
         } else if ((value = value_of(line, "CPU part")) != NULL) {
             add_part(implementer, (unsigned)strtoul(value, NULL, 0), name, size);
         } else if (model == NULL) {
-            model = value_of(line, "model name"); /* on ARM, where there is one, it names the architecture only */
+            model = value_of(line, "model name"); /* on ARM, if present, it names the architecture only */
         }
         line += strcspn(line, "\n");
     }
@@ -87,7 +87,7 @@ void tchi_cpu_name_processor(const char *cpuinfo, char *name, size_t size)
 
 void tchi_cpu_processor_name(char *name, size_t size)
 {
-    char text[1 << 14]; /* some twenty cores */
+    char text[1 << 14]; /* about twenty cores */
     size_t got = 0;
     FILE *file = fopen("/proc/cpuinfo", "r");
     if (file != NULL) {
@@ -95,7 +95,7 @@ void tchi_cpu_processor_name(char *name, size_t size)
         fclose(file);
     }
     while (got == sizeof text - 1 && text[got - 1] != '\n') {
-        got--; /* half a line could hold half a number */
+        got--; /* half a line could contain half a number */
     }
     text[got] = '\0';
     tchi_cpu_name_processor(text, name, size);

@@ -8,7 +8,7 @@
 #include "core/arith.h"
 
 #define RUN 256  /* elements of a row at once */
-#define PARTS 32 /* ranges of rows that a matrix is cut into */
+#define PARTS 32 /* ranges of rows per matrix */
 
 static const void *element_of_row(const void *row, tch_scalar type, int64_t column)
 {
@@ -107,7 +107,7 @@ double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y)
 typedef struct pair_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *x, *y;
-    double *results; /* one for each pair */
+    double *results; /* one per pair */
 } pair_ctx;
 
 typedef struct pair_parts {

@@ -7,7 +7,7 @@
 #include "backends/cpu/runtime/vector_clones.h"
 #include "core/arith.h"
 
-#define STRIP 256 /* columns summed side by side, in a buffer that stays in the nearest cache */
+#define STRIP 256 /* columns summed together, in a buffer that stays in L1 */
 
 /* --- tokens in order --------------------------------------------------------------------------------------------- */
 
@@ -24,7 +24,7 @@ typedef struct token_ctx {
     double scale;
 } token_ctx;
 
-/* The occurrences that count in samples [from, to), by place; samples of weight 0 are skipped. */
+/* The used occurrences in samples [from, to), by place; samples of weight 0 are skipped. */
 static int64_t collect_occurrences(const token_ctx *j, int64_t from, int64_t to, occurrence *list)
 {
     int64_t count = 0;
@@ -156,7 +156,7 @@ static void norm_of_sample(void *argument, int64_t sample, int thread)
 
 /* --- sums -------------------------------------------------------------------------------------------------------- */
 
-#define ROWS_AT_ONCE 64 /* of the embedding: what a thread takes at a time, since some tokens are far more frequent */
+#define ROWS_AT_ONCE 64 /* rows of the embedding per task, since some tokens are far more frequent */
 
 typedef struct sums_ctx {
     token_ctx base;
@@ -308,8 +308,8 @@ typedef struct cross_ctx {
     const tch_matrices *tokens, *h, *a, *g;
     int64_t padding;
     int64_t blocks;   /* of TILE positions of one sample's tokens */
-    double *partials; /* one for each block of each sample */
-    float *panels;    /* two for each thread: TILE by PANEL */
+    double *partials; /* one per block and sample */
+    float *panels;    /* two per thread: TILE by PANEL */
 } cross_ctx;
 
 /* Products of a tile, in float64 or float32. */

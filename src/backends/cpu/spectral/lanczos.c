@@ -14,9 +14,9 @@
 #define UNIT_LARGE 0x1p-600
 #define UNIT_SMALL 0x1p+600
 
-/* Upper limit of the residual threshold. A start whose part along the largest eigenvector is below the threshold
- * settles on the second largest and looks converged: at 3e-3 that happened to 11 of 2100 random matrices of rank 3 to
- * 18, whose roots then failed. */
+/* Upper limit of the residual threshold. A start whose component along the largest eigenvector is below the threshold
+ * converges to the second largest: at 3e-3 that happened to 11 of 2100 random matrices of rank 3 to 18, whose roots
+ * then failed. */
 #define SURE 1e-4
 
 typedef struct lanczos_ctx {
@@ -49,7 +49,7 @@ static void product_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-/* A fixed start of equal magnitudes and irregular signs has a part along every eigenvector of all but contrived
+/* A fixed start of equal magnitudes and irregular signs has a component along every eigenvector of all but contrived
  * matrices; the slow drift of the magnitudes covers matrices made of signs. */
 static void start_vector(int64_t n, double *v)
 {

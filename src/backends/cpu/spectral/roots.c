@@ -30,7 +30,7 @@ tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *t
 
 /* --- after ------------------------------------------------------------------------------------------------------ */
 
-#define PROBES 4 /* vectors multiplied at once; more probes are done in groups */
+#define PROBES 4 /* vectors multiplied at once; more probes are processed in groups */
 
 typedef struct residual_ctx {
     const tchi_cpu_state *state;
@@ -48,7 +48,7 @@ typedef struct block_ctx {
     const tch_matrices *m;
     int64_t index;
     double shift;
-    const double *y; /* PROBES vectors of n, one after another */
+    const double *y; /* PROBES contiguous vectors of n */
     double *out;
 } block_ctx;
 
@@ -70,7 +70,7 @@ static void block_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-/* y and spare change places, so that y is the result. */
+/* Swaps y and spare, so that y is the result. */
 static void multiply_block(const residual_ctx *j, const tch_matrices *m, int64_t index, double shift, double **y,
                            double **spare)
 {
@@ -153,7 +153,7 @@ static residual_sums probe_residual(const residual_ctx *j, int64_t index, double
     for (int g = 0; g < groups; g++) {
         probe_group(j, index, (uint64_t)g, scratch, &sums);
     }
-    sums.r /= (double)groups * PROBES; /* |R|^2 is wanted itself, of the others only the ratio */
+    sums.r /= (double)groups * PROBES; /* |R|^2 itself is needed, of the others only the ratio */
     return sums;
 }
 

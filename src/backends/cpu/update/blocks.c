@@ -111,7 +111,7 @@ static void finish_norms(const tch_update *update, const double *parts, double *
     }
 }
 
-/* Blocks keep their type, and notes are not written. */
+/* Blocks keep their type, and scales are not written. */
 tch_status tchi_cpu_gather(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen)
 {
     block_ctx ctx = {.update = update, .how = how};
@@ -210,7 +210,7 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
         void *p = tchi_cpu_run_param(&run);
         if (momentum) {
             d = apply_momentum(&run, d, &scale, ctx->nesterov);
-        } else if (scale != 1.0) { /* rounded by itself, so that a direction can travel before it is applied */
+        } else if (scale != 1.0) { /* rounded separately, so that a direction can be sent before it is applied */
             run.loops->scale(run.n, scale, d, run.other);
             d = run.other;
             scale = 1.0;

@@ -23,7 +23,7 @@ tch_status tchi_cpu_advance(void *state, int64_t count, tch_clock *const *clocks
     return TCH_OK;
 }
 
-/* --- gradients that are not finite ------------------------------------------------------------------------------ */
+/* --- non-finite gradients ---------------------------------------------------------------------------------------- */
 
 typedef struct gradient_ctx {
     const tch_update *update;

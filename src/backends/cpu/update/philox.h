@@ -1,14 +1,14 @@
 /* The random numbers of stochastic rounding: Philox-4x32-10 of Salmon, Moraes, Dror and Shaw ("Parallel random numbers:
- * as easy as 1, 2, 3", 2011), a counter enciphered under a key. Which counter and key belong to an element is written
- * in torchium/backend.h and may not change: a GPU must draw the same bits. */
+ * as easy as 1, 2, 3", 2011), a counter-based generator. torchium/backend.h specifies counter and key of an element,
+ * which must not change: a GPU draws the same bits. */
 #ifndef TCHI_CPU_UPDATES_PHILOX_H
 #define TCHI_CPU_UPDATES_PHILOX_H
 
 #include <stdint.h>
 
-#define PHILOX_LANES 16 /* counters enciphered side by side: a vector of the widest instruction set */
+#define PHILOX_LANES 16 /* counters processed together: the widest vector */
 
-/* The words of the counters: word k of lane i is word[k][i]. */
+/* Word k of the counter of lane i is word[k][i]. */
 typedef struct philox_counters {
     uint32_t word[4][PHILOX_LANES];
 } philox_counters;

@@ -24,7 +24,7 @@ static cut cut_rect(const tch_rect *rect, bool blocks)
     if (c.rows == 0 || c.cols == 0) {
         return c;
     }
-    if (!blocks && rect->stride == c.cols) { /* with blocks the caller decides, for sums must not depend on gaps */
+    if (!blocks && rect->stride == c.cols) { /* with blocks the caller decides, since sums must not depend on gaps */
         c.cols *= c.rows;
         c.rows = 1;
     }

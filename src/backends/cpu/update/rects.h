@@ -42,16 +42,16 @@ int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t rects);
 typedef struct tchi_cpu_run {
     const tch_update *update;
     const tch_rect *rect;
-    const tchi_loops *loops; /* of the arithmetic's type, as are the steps */
+    const tchi_loops *loops; /* of the compute type, as are the steps */
     const tchi_cpu_steps *steps;
     const tchi_cpu_chunk *chunk;
     int64_t row, col; /* of its first element, in the chunk */
     int64_t n;
-    int64_t at; /* of its first element, in the parameter and what is laid out like it */
+    int64_t at; /* of its first element, in the parameter and arrays with the same layout */
     _Alignas(64) char param[TCHI_CPU_RUN * sizeof(double)];
     _Alignas(64) char gradient[TCHI_CPU_RUN * sizeof(double)];
     _Alignas(64) char other[TCHI_CPU_RUN * sizeof(double)];
-    _Alignas(64) float moment[2][TCHI_CPU_RUN]; /* those that are kept in less than the arithmetic's type */
+    _Alignas(64) float moment[2][TCHI_CPU_RUN]; /* of narrower types than the compute type */
 } tchi_cpu_run;
 
 /* tchi_cpu_run_begin(&run, update, chunk); while (tchi_cpu_run_next(&run)) { ... } */
@@ -73,15 +73,15 @@ void tchi_cpu_run_store_moments(const tchi_cpu_run *run, tchi_code_use use);
 
 /* --- blocks ----------------------------------------------------------------------------------------------------- */
 
-/* A chunk of a block in the orientation of the parameter and the type of the arithmetic. */
+/* A chunk of a block in the orientation of the parameter and in the compute type. */
 typedef struct tchi_cpu_tile {
-    char *data;  /* of the chunk's element (0, 0); NULL where the rectangle has no such block */
+    char *data;  /* of the chunk's element (0, 0); NULL if the rectangle has no such block */
     int64_t ld;  /* in elements */
     bool direct; /* it is the block's own memory */
     _Alignas(64) char buffer[TCHI_CPU_CHUNK * sizeof(double)];
 } tchi_cpu_tile;
 
-/* `read` is false where the tile will be written without being read. */
+/* `read` is false if the tile will be written without being read. */
 void tchi_cpu_tile_open(tchi_cpu_tile *tile, const tch_update *update, const tchi_cpu_chunk *chunk, int index,
                         bool read);
 void tchi_cpu_tile_store(const tchi_cpu_tile *tile, const tch_update *update, const tchi_cpu_chunk *chunk, int index);

@@ -11,7 +11,7 @@
 typedef struct row_ctx {
     const tch_update *update;
     double *norms;
-    double *parts; /* of the squared norms, one for each row */
+    double *parts; /* of the squared norms, one per row */
 } row_ctx;
 
 /* --- moments ---------------------------------------------------------------------------------------------------- */
@@ -88,7 +88,7 @@ static double update_moment(const tch_update *u, const tch_rect *rect, int64_t r
 static void update_moments(const tch_update *u, const tch_rect *rect, int64_t from, int64_t to, double *parts)
 {
     double sums[TCHI_CPU_RUN];
-    bool follow = (rect->by_column != 0) == (rect->transposed != 0); /* elements of a row follow each other */
+    bool follow = (rect->by_column != 0) == (rect->transposed != 0); /* elements of a row are adjacent */
     for (int64_t row = from; row < to;) {
         int64_t n = follow ? 1 : tchi_min(to - row, TCHI_CPU_RUN);
         if (follow) {
@@ -134,7 +134,7 @@ static void finish_row_norms(const tch_update *u, const double *parts, double *n
 /* --- the step --------------------------------------------------------------------------------------------------- */
 
 /* Elements [at, at + n) of a run, within one row of the rectangle, starting at its column `col`. The direction is
- * rounded by itself, so that it can be sent before it is applied. */
+ * rounded separately, so that it can be sent before it is applied. */
 static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, int64_t col, double norm, const void *d,
                        void *p)
 {

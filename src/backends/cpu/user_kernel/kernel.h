@@ -66,7 +66,7 @@ typedef struct tchi_fibers tchi_fibers;
 #define TCHI_CPU_BLOCK_THREADS 1024
 #define TCHI_CPU_FIBER_SLOTS 1024 /* the most that tch_set_num_threads takes */
 
-tchi_fibers *tchi_fibers_create(void); /* NULL where memory is short */
+tchi_fibers *tchi_fibers_create(void); /* NULL if memory is short */
 void tchi_fibers_destroy(tchi_fibers *fibers);
 
 /* Stacks for blocks of `threads`: whether there are enough, and allocation, which returns nonzero and leaves none if
@@ -89,16 +89,16 @@ const char *tchi_fibers_run(tchi_fibers *fibers, const tchi_cpu_kernel_entry *en
 typedef struct tchi_cpu_image_header {
     char magic[8];
     uint64_t bytes;       /* of the shared object */
-    uint64_t stack_bytes; /* that a thread needs */
+    uint64_t stack_bytes; /* per thread */
 } tchi_cpu_image_header;
 
 typedef struct tchi_cpu_kernel {
     void *library;
-    int file; /* from which it was opened, or -1 */
+    int file; /* the file it was opened from, or -1 */
     const tchi_cpu_kernel_entry *entry;
-    const int32_t *signature; /* the number of parameters, then the six numbers of each */
-    size_t stack_bytes;       /* of each thread of a block, where they wait for each other */
-    double block_seconds;     /* what a block took last time; 0 before */
+    const int32_t *signature; /* the number of parameters, then six numbers per parameter */
+    size_t stack_bytes;       /* of each thread of a block, if they synchronize */
+    double block_seconds;     /* duration of the last block; 0 before */
 } tchi_cpu_kernel;
 
 /* Releases the stacks kept in the state. */

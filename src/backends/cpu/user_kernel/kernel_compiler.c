@@ -146,7 +146,7 @@ tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size)
 
 /* --- running it: a process with an argument vector, its output in a file, a limit on its time -------------------- */
 
-#define STEP_NANOSECONDS 1000000 /* from one look at whether it has ended to the next */
+#define STEP_NANOSECONDS 1000000 /* interval between polls */
 
 extern char **environ;
 
@@ -245,7 +245,7 @@ int tchi_process_run(char *const *arguments, const char *file, int seconds, char
         return TCHI_PROCESS_NOT_STARTED;
     }
     int late = wait_until(child, tchi_seconds_now() + seconds) != 0;
-    kill(-child, SIGKILL); /* what it has started and left goes with it */
+    kill(-child, SIGKILL); /* also terminates its children */
     int status = collect_status(child);
     ssize_t count = pread(output, log, log_size - 1, 0);
     log[count > 0 ? count : 0] = '\0';

@@ -56,12 +56,12 @@ typedef struct stack_layout {
 struct tchi_fibers {
     tchi_cpu_launch launch;
     const tchi_cpu_kernel_entry *entry;
-    char *stacks; /* `room` of them; NULL where there are none */
+    char *stacks; /* `room` of them; NULL if there are none */
     int room;
-    size_t stack_bytes; /* that were asked for */
+    size_t stack_bytes; /* requested */
     stack_layout layout;
     int count;   /* threads of the block */
-    int current; /* the one that runs */
+    int current; /* the running thread */
     int alive;
     int failed;
     fiber_place home;
@@ -215,7 +215,7 @@ static void run_thread(tchi_fibers *f)
     switch_home(f);
 }
 
-/* --- what a kernel calls ---------------------------------------------------------------------------------------- */
+/* --- called by kernels ------------------------------------------------------------------------------------------- */
 
 static uint64_t wait_on_fiber(void *runner, const tchi_cpu_wait *wait)
 {
@@ -235,7 +235,7 @@ static void fail_on_fiber(void *runner, const char *message)
     switch_home(f);
 }
 
-/* --- whose waiting is over -------------------------------------------------------------------------------------- */
+/* --- ending waits ------------------------------------------------------------------------------------------------ */
 
 static int release_block(tchi_fibers *f)
 {
@@ -260,7 +260,7 @@ static int release_block(tchi_fibers *f)
     return 1;
 }
 
-/* The lanes of `warp` that wait for the same as lane `first`, or 0 while any is missing. */
+/* The lanes of `warp` with the same wait as lane `first`, or 0 while any is missing. */
 static uint32_t gather_lanes(const fiber *warp, int lanes, int first)
 {
     const tchi_cpu_wait *awaited = &warp[first].wait;

@@ -153,11 +153,11 @@ typedef struct launch_ctx {
     tchi_cpu_launch launch;
     struct tchi_fibers **fibers;
     int next_slot;
-    int failed; /* whoever sets it first writes the message */
+    int failed; /* the thread that sets it first writes the message */
     char message[512];
 } launch_ctx;
 
-/* Where a kernel without fibers returns to on an assertion or __trap(). */
+/* The return point of a kernel without fibers on an assertion or __trap(). */
 typedef struct plain_runner {
     jmp_buf back;
     launch_ctx *ctx;

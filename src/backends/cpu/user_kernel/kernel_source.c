@@ -46,7 +46,7 @@ static const char *skip_comment(const char *p)
     if (p[1] == '/') {
         return p + strcspn(p, "\n");
     }
-    const char *end = strchr(p + 2, '*'); /* strstr of AddressSanitizer looks at the whole text each time */
+    const char *end = strchr(p + 2, '*'); /* AddressSanitizer's strstr scans the whole text each time */
     while (end != NULL && end[1] != '/') {
         end = strchr(end + 1, '*');
     }
@@ -150,7 +150,7 @@ static tch_status read_tokens(const char *source, token_list *tokens)
 typedef struct writer {
     char *out;
     size_t used;
-    const char *from; /* what of the source has not been copied */
+    const char *from; /* source not yet copied */
 } writer;
 
 static void put_text(writer *w, const char *text, size_t size)
@@ -233,7 +233,7 @@ static int opens_namespace(const token_list *t, size_t brace)
 
 static int rewrite_shared(const token_list *t, writer *w)
 {
-    int dynamic = 0, inside = 0; /* braces, but for those of namespaces around everything */
+    int dynamic = 0, inside = 0; /* braces, except of enclosing namespaces */
     for (size_t i = 0; i < t->count; i++) {
         shared_array array;
         if (token_is(&t->list[i], "{")) {
@@ -303,7 +303,7 @@ static int lacks_global(const token_list *t, const char *name)
     return seen;
 }
 
-/* --- the whole --------------------------------------------------------------------------------------------------- */
+/* --- the whole source -------------------------------------------------------------------------------------------- */
 
 static tch_status rewrite_source(const tch_kernel_text *text, const token_list *tokens, tchi_cpu_source *source)
 {

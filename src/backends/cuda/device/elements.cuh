@@ -146,7 +146,7 @@ template <typename real> static __device__ inline tchi_cuda_vec4<real> tchi_cuda
     return four;
 }
 
-/* Four elements from a place that is aligned for them: to 16 bytes, or to 8 where an element has 2. */
+/* Four elements at an address aligned for them: to 16 bytes, or to 8 for 16-bit elements. */
 template <typename real>
 static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_wide(tch_scalar type, const void *data, int64_t index,
                                                                   int64_t plane)
@@ -414,7 +414,7 @@ static __device__ inline double tchi_cuda_warp_sum(double value)
     return value;
 }
 
-/* NaN is passed over. */
+/* NaN is skipped. */
 static __device__ inline double tchi_cuda_warp_max(double value)
 {
 #pragma unroll

@@ -202,7 +202,7 @@ template <int pending> static __device__ __forceinline__ void tchi_wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* Registers 0 to 63 or 127 in the text of a wgmma, and the sums that are to be in them. */
+/* Registers 0 to 63 or 127 in the text of a wgmma, and the sums they hold. */
 #define TCHI_WGMMA_NAMES_64                                                                                            \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                 \

@@ -8,9 +8,9 @@
 #include "elements.cuh"
 #include "ptx.cuh"
 
-#define TCHI_CUDA_SPREAD_MOST 16     /* blocks of one matrix; clusters above 8 need leave, and sm_90 or sm_100 */
+#define TCHI_CUDA_SPREAD_MOST 16     /* blocks of one matrix; clusters above 8 need an opt-in, and sm_90 or sm_100 */
 #define TCHI_CUDA_SPREAD_STATIC 3072 /* bytes left to a kernel's own __shared__ variables */
-#define TCHI_CUDA_ROWS 4 /* a warp multiplies so many rows at once: each vector entry is read once for all */
+#define TCHI_CUDA_ROWS 4             /* rows that a warp multiplies at once: each vector entry is read once for all */
 
 /* --- how matrices are spread: host ------------------------------------------------------------------------------- */
 
@@ -19,7 +19,7 @@ typedef struct tchi_cuda_spread {
     int blocks; /* of one matrix: block `rank` of them has rows n rank / blocks to n (rank + 1) / blocks */
     int threads;
     int resident;       /* rows a block keeps in shared memory, from its first */
-    int vectors_shared; /* 0: the vectors are too long for shared memory, and lie in scratch */
+    int vectors_shared; /* 0: the vectors are too long for shared memory, and are in scratch */
     int64_t vector_bytes;
     int64_t shared_bytes;
 } tchi_cuda_spread;
@@ -89,7 +89,7 @@ static inline int64_t tchi_cuda_spread_cost(const tchi_cuda_state *state, const 
     return rounds * TCHI_CUDA_BARRIER_BYTES + need->batch * read;
 }
 
-/* Clusters in several rounds may keep more rows of large matrices resident than small ones that all run at once: up to
+/* Clusters in several waves may keep more rows of large matrices resident than small ones that all run at once: up to
  * clusters of 8, two of which fit on every GPU. */
 static inline int tchi_cuda_spread_rounds(const tchi_cuda_state *state, const tchi_cuda_spread_need *need, int blocks,
                                           int most)
@@ -104,7 +104,7 @@ static inline int tchi_cuda_spread_rounds(const tchi_cuda_state *state, const tc
 }
 
 /* With more blocks than multiprocessors two share one: each has half of the threads and half of the shared memory for
- * rows. Clusters that run in rounds have all of it. */
+ * rows. Clusters that run in waves have all of it. */
 static inline tchi_cuda_spread tchi_cuda_spread_of(const tchi_cuda_state *state, const tchi_cuda_spread_need *need,
                                                    int most)
 {
@@ -213,7 +213,7 @@ static __device__ inline int tchi_cuda_slice_start(int n, int rank, int blocks)
     return (int)((int64_t)n * rank / blocks);
 }
 
-/* Those of block `rank` of matrix b; `keep` of them are going to be copied to `resident`. */
+/* Rows of block `rank` of matrix b; `keep` of them will be copied to `resident`. */
 static __device__ inline tchi_cuda_rows tchi_cuda_rows_of(const tchi_cuda_operand &m, int64_t b, int n, int rank,
                                                           int blocks, char *resident, int keep)
 {
@@ -317,7 +317,7 @@ static __device__ inline void tchi_cuda_multiply(const tchi_cuda_rows &m, int n,
         bool kept = r < m.kept;
         const char *rows[TCHI_CUDA_ROWS];
 #pragma unroll
-        for (int i = 0; i < TCHI_CUDA_ROWS; i++) { /* beyond the end the last row is taken again, and its sum dropped */
+        for (int i = 0; i < TCHI_CUDA_ROWS; i++) { /* beyond the end the last row is repeated, and its sum discarded */
             int64_t row = min(r + i, m.count - 1);
             rows[i] = kept ? m.resident + row * m.resident_pitch : m.data + row * m.pitch;
         }
@@ -340,7 +340,7 @@ static __device__ inline void tchi_cuda_multiply(const tchi_cuda_rows &m, int n,
 static __device__ inline void tchi_cuda_sync_blocks(int blocks)
 {
     if (blocks > 1) {
-        __syncwarp(); /* the instruction wants whole warps, and lanes may come from storing */
+        __syncwarp(); /* the instruction needs full warps, which diverge while storing */
         tchi_cluster_sync();
     } else {
         __syncthreads();

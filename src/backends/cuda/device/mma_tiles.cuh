@@ -11,7 +11,7 @@
 #include "ptx.cuh"
 
 #define TCHI_TILE_ROWS 128
-#define TCHI_TILE_THREADS 256 /* 8 warps, two above each other and four beside */
+#define TCHI_TILE_THREADS 256 /* 8 warps, two by four */
 #define TCHI_TILE_STAGES 3    /* k-tiles in flight and in use */
 
 /* A warp has 4 by 4 accumulators of 16 by 8; the stages take 96 KiB, the limit of a block on sm_86, 89 and 120. */
@@ -24,7 +24,7 @@
 typedef struct tchi_tile_side {
     const char *data, *end;
     int64_t ld, stride;
-    int64_t count; /* of rows, or columns, that tiles are cut from */
+    int64_t count; /* of the rows or columns that tiles are cut from */
 } tchi_tile_side;
 
 typedef struct tchi_tile_pair {
@@ -333,7 +333,7 @@ static __device__ __forceinline__ void tchi_tile_multiply(tchi_tile_sums &sum, c
 /* A walk over the k-tiles of all matrices, for loading ahead of the products. */
 typedef struct tchi_tile_walk {
     tchi_tile_source x, y;
-    int64_t matrix, matrices; /* the next k-tile's, and how many are left */
+    int64_t matrix, matrices; /* the next k-tile's, and how many remain */
     int64_t left;             /* steps of the contraction from the next k-tile on */
 } tchi_tile_walk;
 
@@ -432,7 +432,7 @@ static __device__ __forceinline__ void tchi_tiles(char *shared, const tchi_tile_
             if (aligned) {
                 tchi_cp_async_wait<TCHI_TILE_STAGES - 2>();
             }
-            __syncthreads(); /* the k-tile is there for all, and all have done with the one before it */
+            __syncthreads(); /* the k-tile has landed for all, and the previous one is no longer in use */
             if (aligned) {
                 int next = stage == 0 ? TCHI_TILE_STAGES - 1 : stage - 1;
                 tchi_tile_load<size, by_rows>(shared + next * stage_bytes, p, w, &at);

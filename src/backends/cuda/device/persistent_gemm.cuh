@@ -60,7 +60,7 @@ template <int stages_, int cluster_, bool ping_pong_ = false, bool moves_registe
     }
 };
 
-/* A stage of the ring, and the parity of that phase of its full barrier. */
+/* A stage of the ring, and the parity of the current phase of its full barrier. */
 typedef struct tchi_ring_place {
     int stage, parity;
 } tchi_ring_place;
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void tchi_turn_await(uint64_t (&turn)[2], int 
     tchi_barrier_wait(turn + group, (i / 2 + group + 1) % 2);
 }
 
-/* To the other warpgroup, once all k-tiles of this one's tile have been seen. */
+/* To the other warpgroup, once this one has seen all k-tiles of its tile. */
 static __device__ __forceinline__ void tchi_turn_pass(uint64_t (&turn)[2], int group)
 {
     if (threadIdx.x % 32 == 0) {
@@ -305,7 +305,7 @@ static __device__ __forceinline__ void tchi_gemm_load_a(char *to, const CUtensor
     }
 }
 
-/* Of a B that the CTAs of a cluster share each loads half, to both. */
+/* Each CTA of a cluster loads half of a shared B, to both. */
 template <bool columns>
 static __device__ __forceinline__ void tchi_gemm_load_b(char *to, const CUtensorMap *map, int k, int col, int matrix,
                                                         uint64_t *full, int rank, bool shared)

@@ -8,7 +8,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static PFN_cuTensorMapEncodeTiled_v12000 encode;
 
-/* Leaves `encode` NULL where the driver is older than the function. */
+/* Leaves `encode` NULL if the driver is older than the function. */
 static void find_encode(void)
 {
     void *function = NULL;
@@ -40,7 +40,7 @@ tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap
     if (encode == NULL) {
         return tchi_cuda_host->fail(TCH_ERR_BACKEND, "the driver has no cuTensorMapEncodeTiled, expected CUDA 12.0");
     }
-    int64_t stride = m->batch == 1 ? m->ld : m->stride; /* any that is allowed, where there is one matrix */
+    int64_t stride = m->batch == 1 ? m->ld : m->stride; /* any valid value, for a single matrix */
     const cuuint64_t sizes[] = {(cuuint64_t)m->cols, (cuuint64_t)m->rows, (cuuint64_t)m->batch};
     const cuuint32_t bytes = m->type == TCH_SCALAR_F32 ? 4 : 2;
     const cuuint64_t strides[] = {(cuuint64_t)m->ld * bytes, (cuuint64_t)stride * bytes};
@@ -49,7 +49,7 @@ tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap
     CUtensorMapDataType type = m->type == TCH_SCALAR_F32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                : m->type == TCH_SCALAR_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    /* 256 bytes at a time read beyond rows that are no multiple of them: n = 1000, k = 1544 took 116 us, not 99. */
+    /* 256-byte promotion reads beyond rows that are not multiples of it: n = 1000, k = 1544 took 116 us vs 99. */
     CUtensorMapL2promotion promotion =
         strides[0] % 256 == 0 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     CUresult result = encode(map, type, 3, m->data, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,

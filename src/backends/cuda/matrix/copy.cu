@@ -162,7 +162,7 @@ template <> __device__ inline void put<number>(tch_scalar type, char *to, number
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 
-/* Both sides of a copy, from some place on. */
+/* Both sides of a copy, from a given position on. */
 typedef struct places {
     char *dst;
     const char *src;

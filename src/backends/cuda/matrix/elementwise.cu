@@ -157,11 +157,11 @@ tch_status tchi_cuda_select(void *state, const int32_t *flags, const tch_matrice
  * float32's range, and so may the damping. */
 template <typename real> struct damped_divide {
     tchi_cuda_operand x;
-    tchi_cuda_operand rows, cols; /* without data where `values` has it */
+    tchi_cuda_operand rows, cols; /* without data if `values` contains it */
     tchi_cuda_operand values;
     double damping;
 
-    /* NaN stays. */
+    /* NaN propagates. */
     static __device__ inline double at_least_0(double value)
     {
         return value < 0.0 ? 0.0 : value;

@@ -14,7 +14,7 @@
 #include "backends/cuda/device/mma_tiles.cuh"
 
 #define THREADS 256
-#define ROWS 8 /* of a matrix that a thread goes through */
+#define ROWS 8 /* of a matrix per thread */
 
 typedef struct fp16_problem {
     tchi_cuda_operand x, to;

@@ -9,7 +9,7 @@
 
 TCH_BEGIN_DECLS
 
-/* largest[b] = the bits of the largest absolute value of matrix b of float32; NaN counts as more than anything. */
+/* largest[b] = the bits of the largest absolute value of matrix b of float32; NaN propagates. */
 tch_status tchi_cuda_largest_bits(const tchi_cuda_state *state, const tch_matrices *x, uint32_t *largest);
 
 /* to = x; float32 becomes float16 times the power of two from largest[b], half types are unchanged. Rows of `to` are

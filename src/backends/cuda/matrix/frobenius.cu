@@ -13,7 +13,7 @@
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/device/batch_walk.cuh"
 
-#define THREADS 256 /* of a block, but for large matrices */
+#define THREADS 256 /* of a block, except for large matrices */
 
 /* From this size on a matrix is divided into 16 parts for blocks of 1024 threads: smaller ones do not pay for the
  * synchronization. A part is every `across`-th strip of columns and every `down`-th strip of rows, across times down

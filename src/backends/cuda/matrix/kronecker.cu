@@ -15,7 +15,7 @@ typedef struct kronecker_params {
     int64_t rows, cols, batch; /* of the result */
     int64_t p, q;              /* rows and columns of B */
     int64_t step_a, step_b;    /* blockDim.y rows of the result in rows of A, and the rows of B left over */
-    int32_t stream;            /* the result is too large for the second-level cache: do not keep it there */
+    int32_t stream;            /* the result exceeds L2: do not keep it there */
 } kronecker_params;
 
 /* A row of the result as a row of A and one of B. */

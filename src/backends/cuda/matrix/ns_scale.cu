@@ -19,7 +19,7 @@
 
 #define THREADS 256
 #define PARTS (TCH_NORMALIZE_NUMBERS - 1)
-#define HELD 4 /* rows of which a thread has loads in flight: 64 bytes */
+#define HELD 4 /* rows with loads in flight per thread: 64 bytes */
 #define WIDE 8 /* numbers in 16 bytes */
 
 /* Norms from 2^-40 to 2^40 need no scaling: sums of squares stay below 2^80. */
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* --- what becomes of it ------------------------------------------------------------------------------------------ */
+/* --- the scale --------------------------------------------------------------------------------------------------- */
 
 /* The power of two that scales a norm to between 1 and 2, or 1 if it needs none, is zero or is not finite. */
 static __device__ inline double unit_of(double norm)

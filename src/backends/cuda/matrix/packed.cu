@@ -11,7 +11,7 @@
 #include "backends/cuda/device/elements.cuh"
 
 #define TILE 32
-#define ROWS 8 /* of a tile at once: a warp to each */
+#define ROWS 8 /* of a tile at once, one per warp */
 
 template <typename word, typename kept> struct packed_params {
     word *full;
@@ -41,7 +41,7 @@ static __device__ inline void move_element(__nv_bfloat16 from, uint32_t *to)
     *to = __float_as_uint(__bfloat162float(from));
 }
 
-/* The thread's elements of a tile are ROWS rows apart. From row i on that is so far in packed storage. */
+/* The thread's elements of a tile are ROWS rows apart; the distance in packed storage from row i on. */
 static __device__ inline int64_t packed_step(int64_t i)
 {
     return ROWS * i + ROWS * (ROWS + 1) / 2;
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<w
     int64_t first = row * TILE + threadIdx.y;
     int64_t j = (blockIdx.x - tchi_lower_tiles(row)) * TILE + threadIdx.x;
     for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
-        word values[TILE / ROWS] = {}; /* all are read before one is written, or each would wait for the one before */
+        word values[TILE / ROWS] = {}; /* loads all before the first store, which would otherwise wait for each */
         const word *from = p.full + b * p.stride + first * p.ld + j;
 #pragma unroll
         for (int k = 0; k < TILE / ROWS; k++) {
@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(TILE *ROWS) pack_kernel(packed_params<w
     }
 }
 
-#define WARPS 8 /* of a block that unpacks; a row of a tile to each */
+#define WARPS 8 /* of a block that unpacks, one per row of a tile */
 
 /* The first element of a block's tile. */
 typedef struct tile_corner {

@@ -22,7 +22,7 @@ static int64_t share_of(const tchi_cuda_state *state, int64_t batch)
     return share > 1 ? share : 1;
 }
 
-/* --- meeting in the result --------------------------------------------------------------------------------------- */
+/* --- combining results ------------------------------------------------------------------------------------------- */
 
 /* Nonnegative doubles compare like their bits. */
 static __device__ inline void raise_to(double *out, double value)
@@ -82,7 +82,7 @@ static __device__ inline double *entry_or_null(double *array, int64_t b)
     return array != NULL ? array + b : NULL;
 }
 
-/* --- largest entry, entries that are not finite ------------------------------------------------------------------ */
+/* --- largest entry, non-finite entries --------------------------------------------------------------------------- */
 
 /* Calls look(element) for a thread's share of a matrix, grid-stride over columns, rows and matrices. */
 template <typename real, class function>
@@ -135,9 +135,9 @@ tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, d
     return tchi_cuda_launch(state, "scan", kernel, grid, block, e, tchi_cuda_operand_of(x), max_abs, nonfinite);
 }
 
-/* --- results beyond a range -------------------------------------------------------------------------------------- */
+/* --- overflow ---------------------------------------------------------------------------------------------------- */
 
-/* NaN is not at most anything. */
+/* A NaN is above any limit. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     overflow_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double most, int32_t *flags)

@@ -14,7 +14,7 @@
 /* bfloat16 in place, for orthogonalization: half the bytes per row, so twice the rows. */
 #define SHORT_STEPS 8
 
-/* From float32 to float64 the order is another: 58 us with these, 71 with those above, 49 for a copy of as much. */
+/* From float32 to float64 other sizes are faster: 58 us with these, 71 with those above, 49 for a copy of as much. */
 #define WIDENING_STEPS 1
 #define WIDENING_BLOCKS 4
 
@@ -65,7 +65,7 @@ static __device__ inline void load_rows(tchi_cuda_vec4<real> (&values)[steps], c
     }
 }
 
-/* The diagonal is worked out in double. */
+/* The diagonal is computed in double. */
 template <typename real, tch_scalar type, int steps>
 static __device__ inline void store_rows(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
                                          const tchi_cuda_extent &e, const tchi_cuda_vec4<real> (&values)[steps],

@@ -61,8 +61,8 @@ static __device__ inline int64_t walk_row(const tchi_cuda_operand &x, int64_t i,
 }
 
 /* logits (rows, cols). Memory: 4 bytes per element, the second and third pass over a row from cache. Compute: up to two
- * exponentials per element. A warp per row. The second walk adds in the order of the first, so it passes any share of
- * the sum below 1. */
+ * exponentials per element. A warp per row. The second walk adds in the order of the first, so it exceeds any fraction
+ * of the sum below 1. */
 static __global__ void __launch_bounds__(WARPS * 32)
     sample_labels_kernel(int64_t rows, int64_t cols, tchi_cuda_operand logits, uint64_t seed, int32_t *labels)
 {

@@ -99,12 +99,12 @@ struct activation_backward {
     }
 };
 
-/* --- sums of columns --------------------------------------------------------------------------------------------- */
+/* --- column sums ------------------------------------------------------------------------------------------------- */
 
 /* A block has eight columns, 32 bytes, the minimum memory transaction: more would leave most of a GPU idle at the few
  * hundred columns of a layer. Threads walk down the rows with four rows in flight each. */
 #define COLUMNS 8
-#define COLUMN_THREADS 64 /* for each column */
+#define COLUMN_THREADS 64 /* per column */
 #define ROWS_AT_ONCE 4
 
 /* x (rows, cols), out (cols). Memory: 4 bytes per element. Compute: a sum each. */
@@ -166,7 +166,7 @@ typedef struct loss_call {
     const float *outputs, *targets;
     const int32_t *labels;
     int64_t ld, target_ld;
-    float *gradient; /* NULL where it is not wanted */
+    float *gradient; /* NULL if not requested */
     int64_t gradient_ld;
     double factor; /* of the gradient, scale apart */
     const float *scale;

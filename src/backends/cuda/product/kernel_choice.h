@@ -39,7 +39,7 @@ typedef struct tchi_kernel_row {
     int32_t major, last_major;    /* of the compute capability, both included */
     int32_t a, c;                 /* sets of types, a bit for each tch_scalar */
     int32_t side, multiple;       /* the rows and columns of C are at least `side`, and multiples of `multiple` */
-    int32_t aligned;              /* every row of A begins at a multiple of so many bytes */
+    int32_t aligned;              /* alignment of every row of A in bytes */
     int32_t tile_rows, tile_cols; /* of C; square ones cover its lower triangle, if it is symmetric */
     int32_t share;                /* C has at least (multiprocessors / share) tiles, where `share` is not 0 */
 } tchi_kernel_row;

@@ -3,12 +3,12 @@
 #include "backends/cuda/device/elements.cuh"
 
 #define THREADS 256
-#define ROWS 4 /* that a thread loads x for before it writes the first */
-/* Rows for each thread; a block of 256 threads across 1024 columns then writes 128 KB: bench/logs/cuda_outer.md. */
+#define ROWS 4 /* for which a thread loads x before it writes the first */
+/* Rows per thread; a block of 256 threads across 1024 columns then writes 128 KB: bench/logs/cuda_outer.md. */
 #define ROWS_OF_THREAD 32
 
 typedef struct outer_problem {
-    tchi_cuda_operand x, y, c; /* x and y with a stride of their own, ld, from element to element */
+    tchi_cuda_operand x, y, c; /* x and y with their own stride, ld, between elements */
     int64_t rows, cols, batch;
     double alpha;
 } outer_problem;

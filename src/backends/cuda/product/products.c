@@ -1,5 +1,5 @@
-/* Matrix products by cuBLAS. Our matrices are row-major, cuBLAS is column-major: computes C' = op(B)' op(A)' with
- * exchanged operands. */
+/* Matrix products by cuBLAS. The library's matrices are row-major, cuBLAS is column-major: computes C' = op(B)' op(A)'
+ * with exchanged operands. */
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
@@ -8,7 +8,7 @@
 /* Matrices per call: a grid dimension is at most 65535. */
 #define MOST_BATCH 65535
 
-/* Rows in one call, for the products that are merged into a tall one. */
+/* Rows per call, for products merged into a tall one. */
 #define MOST_ROWS INT32_MAX
 
 /* A single row may have any leading dimension, but cuBLAS requires it to cover the row. */
@@ -34,7 +34,8 @@ static void merge_rows(tch_matrices *x)
 
 /* Weights and compute type of products. */
 typedef struct arithmetic {
-    const void *alpha, *beta; /* of float64 where C is, of float32 otherwise; where the handle's pointer mode says */
+    const void *alpha, *beta; /* of float64 if C is, of float32 otherwise; on host or device by the handle's pointer
+                                 mode */
     tchi_cublas_compute compute;
 } arithmetic;
 
@@ -43,7 +44,7 @@ static tch_status launch_gemm(const tchi_cuda_state *state, arithmetic how, cons
                               const tch_matrices *b, int32_t transpose_b, const tch_matrices *c, int64_t first,
                               int64_t count)
 {
-    const tchi_cublas *blas = tchi_cublas_open(NULL); /* it was there when the state was made */
+    const tchi_cublas *blas = tchi_cublas_open(NULL); /* created with the state */
     TCHI_CUBLAS_TRY(blas->gemm_strided_batched_ex(
                         state->blas, transpose_b ? TCHI_CUBLAS_T : TCHI_CUBLAS_N,
                         transpose_a ? TCHI_CUBLAS_T : TCHI_CUBLAS_N, c->cols, c->rows, transpose_a ? a->rows : a->cols,
@@ -76,8 +77,7 @@ static int is_empty(const tch_matrices *x)
     return x->rows == 0 || x->cols == 0 || x->batch == 0;
 }
 
-/* Half types are accumulated in float32 and rounded once; C may be of float32 where A and B are of a half type
- * (streamed.c). */
+/* Half types are accumulated in float32 and rounded once; C may be float32 with half-precision A and B (streamed.c). */
 tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
                           int32_t transpose_b, double beta, int32_t rounded, const tch_matrices *c)
 {

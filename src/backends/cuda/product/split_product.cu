@@ -28,20 +28,20 @@ typedef struct split_launch {
     int32_t pairs, across; /* tiles of one matrix: two by two down, and across */
     int32_t items;         /* one is a tile for each CTA of a cluster */
     int32_t ktiles;
-    int32_t low; /* whose low parts count */
+    int32_t low; /* low parts included */
     float factor, beta, scale;
     tch_condition high_alone, negligible;
-    double *largest;                 /* NULL or one for each matrix */
+    double *largest;                 /* NULL or one per matrix */
     CUtensorMap a[2], b[2];          /* high and low parts */
     tchi_cuda_operand c;             /* of float32, */
-    tchi_cuda_operand wide;          /* of float64, in the place of it if there is one, */
+    tchi_cuda_operand wide;          /* of float64, which replaces it if given, */
     tchi_cuda_operand high_c, low_c; /* or split */
 } split_launch;
 
-/* How many operands have low parts that count. */
+/* The number of operands whose low parts are included. */
 enum { OF_NONE, OF_ONE, OF_BOTH };
 
-/* What comes out. */
+/* The form of the result. */
 enum { AS_FLOATS, AS_DOUBLES, AS_FP16 };
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
@@ -99,7 +99,7 @@ template <int low, int from, int result>
 static __device__ __forceinline__ void write_floats(const split_launch &p, int matrix, int row, int col,
                                                     const split_sums &sum)
 {
-    constexpr int held = low == OF_NONE ? 1 : 2; /* rows of C on their way to a thread */
+    constexpr int held = low == OF_NONE ? 1 : 2; /* rows of C loaded ahead per thread */
     float2 old[held][PAIRS];
 #pragma unroll
     for (int h = 0; h < ROWS; h++) {
@@ -236,7 +236,7 @@ struct split_gemm : tchi_gemm<STAGES, CLUSTER, false, low != OF_NONE> {
         return i;
     }
 
-    /* The high parts of a k-tile and those low parts that count. */
+    /* The high parts of a k-tile and the included low parts. */
     static __device__ __forceinline__ void load(const split_launch &p, memory &m, int stage, const split_tile &t,
                                                 int rank, int ktile)
     {

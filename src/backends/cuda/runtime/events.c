@@ -50,7 +50,7 @@ void tchi_cuda_event_destroy(void *state, void *handle)
     tchi_cuda_host->release(e, sizeof *e);
 }
 
-/* --- bytes for the host ------------------------------------------------------------------------------------------ */
+/* --- readbacks --------------------------------------------------------------------------------------------------- */
 
 tch_status tchi_cuda_readback_post(void *state, void **handle, const void *src, int64_t bytes)
 {

@@ -11,7 +11,7 @@ enum { MAX_DEVICES = 64 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int made;
-    cudaMemPool_t pool; /* NULL where the device cannot have one: then cudaMalloc and cudaFree */
+    cudaMemPool_t pool; /* NULL if the device does not support one: then cudaMalloc and cudaFree */
 } pools[MAX_DEVICES];
 
 static cudaError_t make_pool(int32_t device, cudaMemPool_t *pool)
@@ -72,8 +72,8 @@ static tch_status out_of_memory(const tchi_cuda_state *s, int64_t bytes)
                                 s->device.index, (long long)bytes, (long long)available, (long long)total);
 }
 
-/* During capture an allocation would become a graph node, whose memory dies with the graph. A call made before with the
- * same sizes finds its memory in src/core/pool.c and does not come here. */
+/* During capture an allocation would become a graph node, whose memory is freed with the graph. A call made before with
+ * the same sizes reuses memory of src/core/pool.c and does not get here. */
 tch_status tchi_cuda_allocate(void *state, int64_t bytes, void **pointer)
 {
     const tchi_cuda_state *s = state;

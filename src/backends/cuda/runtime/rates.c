@@ -19,7 +19,7 @@ static const capability_rates table[] = {
     {9, 0, {.f64 = 56.0, .f32 = 50.0, .bf16x2 = 280.0, .bf16 = 700.0, .f16x2 = 180.0}},
     {10, 0, {.f64 = 37.0, .f32 = 75.0, .bf16x2 = 400.0, .bf16 = 1500.0}},
     {10, 3, {.f64 = 1.3, .f32 = 75.0, .bf16x2 = 400.0, .bf16 = 1500.0}},
-    {11, 0, {.f64 = 60.0 / 64, .f32 = 60.0, .bf16x2 = 60.0, .bf16 = 190.0}}, /* and 12.x, and what is not known yet */
+    {11, 0, {.f64 = 60.0 / 64, .f32 = 60.0, .bf16x2 = 60.0, .bf16 = 190.0}}, /* and 12.x, and later ones */
 };
 
 tch_product_rates tchi_cuda_rates_of(int32_t major, int32_t minor)

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- whether ----------------------------------------------------------------------------------------------------- */
+/* --- whether to record ------------------------------------------------------------------------------------------- */
 
 static int is_set(const char *variable, const char *value)
 {
@@ -28,7 +28,7 @@ void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder)
     recorder->phases = is_set(variable, "phases") || (!is_set(variable, "whole") && tchi_cuda_profiler_attached());
 }
 
-/* --- what is kept ------------------------------------------------------------------------------------------------ */
+/* --- contents ---------------------------------------------------------------------------------------------------- */
 
 typedef enum part_kind { LAUNCH, PUSH, POP } part_kind;
 
@@ -36,7 +36,7 @@ typedef struct part {
     part_kind kind;
     const char *name;           /* of PUSH: a literal */
     cudaGraph_t graph;          /* until the end of the recording */
-    cudaGraphExec_t executable; /* of LAUNCH; NULL where there is nothing to do */
+    cudaGraphExec_t executable; /* of LAUNCH; NULL if empty */
 } part;
 
 struct tchi_cuda_recorded {
@@ -202,7 +202,7 @@ void tchi_cuda_recording_range(tchi_cuda_state *s, const char *name)
     add_part(recorder->under_way, (part){.kind = name != NULL ? PUSH : POP, .name = name});
 }
 
-/* --- the end ----------------------------------------------------------------------------------------------------- */
+/* --- finishing --------------------------------------------------------------------------------------------------- */
 
 /* False if CUDA fails; the error is cleared. Parts between two ranges are often empty. */
 static bool make_executable(part *p, int64_t *nodes)

@@ -14,7 +14,7 @@
 #include "backends/cuda/device/elements.cuh"
 
 #define THREADS 256
-#define ROWS 16 /* that a thread walks down */
+#define ROWS 16 /* per thread */
 #define WIDE 4  /* columns of a thread */
 
 /* tch_patches for kernels, with elements as bits. */

@@ -1,6 +1,6 @@
-/* Gradients of the weight and the bias of normalizing layers, sample by sample. First the mean and the reciprocal
- * deviation of every row, with the mean subtracted before squares are taken, by a warp or a block for each; then the
- * sums over positions. Layer and RMS norms have their features along rows, group norms their positions.
+/* Per-sample gradients of the weight and bias of normalization layers. First the mean and the reciprocal standard
+ * deviation of every row, with the mean subtracted before squaring, by a warp or a block for each; then the sums over
+ * positions. Layer and RMS norms have their features along rows, group norms their positions.
  *
  *     for (each row x of `length` elements) {                 // warp_stats, block_stats
  *         mean = centered ? sum of x[j] / length : 0;
@@ -11,13 +11,12 @@
  *             weight[j] += scale * (x[s][j] - mean) * rstd * g[s][j];
  *             bias[j] += scale * g[s][j];
  *         }
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "position_sums.cuh"
 
 #define THREADS 256
-#define WARP_ROW 4096 /* elements of a row that a warp takes; longer ones have a block */
+#define WARP_ROW 4096 /* elements of a row for a warp; longer ones have a block */
 #define AT_ONCE 4     /* vec4s in flight in a thread */
 
 template <typename real> struct row_stats {
@@ -163,7 +162,7 @@ static __device__ inline channel_sums sums_of_channel(const channel_call &c, int
 }
 
 /* x, g (rows, positions), a row being a channel of a sample. Memory: both once. Compute: four operations per element. A
- * block for each channel. */
+ * block per channel. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     channel_sums_kernel(const __grid_constant__ channel_call c, const row_stats<real> *stats)
@@ -241,7 +240,7 @@ static tch_status norm_sums(const tchi_cuda_state *state, const tch_normalized *
                                                : feature_norm_sums(state, layer, target, stats);
 }
 
-/* The number of groups is unknown here; at most the channels. */
+/* The number of groups is unknown here; at most the number of channels. */
 int64_t tchi_cuda_normalized_scratch(tch_scalar type, int64_t positions, int64_t features, int64_t samples)
 {
     int64_t each = type == TCH_SCALAR_F64 ? sizeof(row_stats<double>) : sizeof(row_stats<float>);

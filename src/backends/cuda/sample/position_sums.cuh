@@ -12,13 +12,13 @@
 #include "backends/cuda/device/elements.cuh"
 
 #define TCHI_CUDA_SUM_THREADS 256
-#define TCHI_CUDA_SUM_AT_ONCE 8     /* vec4s that a thread has in flight */
-#define TCHI_CUDA_SUM_POSITIONS 128 /* of a chunk, at least */
-#define TCHI_CUDA_SUM_CHUNKS 256    /* of a sample, at most */
+#define TCHI_CUDA_SUM_AT_ONCE 8     /* vec4s in flight per thread */
+#define TCHI_CUDA_SUM_POSITIONS 128 /* minimum per chunk */
+#define TCHI_CUDA_SUM_CHUNKS 256    /* maximum per sample */
 
 typedef struct tchi_cuda_sum_extent {
     int64_t batch, rows, cols;
-    int64_t chunk, chunks; /* positions of one, and how many */
+    int64_t chunk, chunks; /* positions per chunk, and chunks */
 } tchi_cuda_sum_extent;
 
 static inline tchi_cuda_sum_extent tchi_cuda_sum_extent_of(int64_t batch, int64_t rows, int64_t cols)
@@ -125,7 +125,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS, sizeof(real) == 
     }
 }
 
-/* A thread for each sum. */
+/* A thread per sum. */
 template <int outputs>
 static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS)
     add_chunks_kernel(tchi_cuda_sum_extent e, const __grid_constant__ tchi_cuda_sum_target<outputs> target,

@@ -156,7 +156,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
     }
 }
 
-/* A warp for each block. */
+/* A warp per block. */
 static __global__ void __launch_bounds__(THREADS)
     add_block_chunks_kernel(const __grid_constant__ block_call c, const double *partial)
 {

@@ -70,9 +70,9 @@ tch_status tchi_cuda_sample_sums(void *state, const tch_matrices *x, double scal
     }
 }
 
-/* --- numbers of samples ------------------------------------------------------------------------------------------ */
+/* --- per-sample numbers ------------------------------------------------------------------------------------------ */
 
-/* A warp for each number of `out`. */
+/* A warp per number of `out`. */
 static __global__ void __launch_bounds__(THREADS)
     add_partials_kernel(int64_t count, int64_t each, const double *partial, double scale, double *out)
 {

@@ -16,7 +16,7 @@
 
 /* --- dot products of rows ---------------------------------------------------------------------------------------- */
 
-#define DOTS_WARPS 8 /* of a block, a row each */
+#define DOTS_WARPS 8 /* per block, one row each */
 
 /* The sum over row i of X Y, in every lane. */
 template <typename real>
@@ -67,14 +67,14 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
 
 /* --- rows as sums of two float16 --------------------------------------------------------------------------------- */
 
-#define SPLIT_THREADS 256 /* of a block, which takes a row, or several where they are not normalized */
+#define SPLIT_THREADS 256 /* of a block, which processes a row, or several if they are not normalized */
 #define HELD 4            /* vectors that a thread keeps in registers, of a row or of as many rows */
-#define SPLIT_BLOCKS 5    /* on a multiprocessor: enough of them are at their loads while others meet for a sum */
+#define SPLIT_BLOCKS 5    /* per multiprocessor: enough are loading while others wait for a sum */
 
 /* Source and outputs of a split. Kernel parameters are separate: as one struct they took 20 more registers. */
 typedef struct split_ends {
     const tchi_cuda_extent &e;
-    const tchi_cuda_operand &x, &rows; /* `rows` where they are normalized, and X elsewhere */
+    const tchi_cuda_operand &x, &rows; /* `rows` if they are normalized, otherwise X */
     const tchi_cuda_operand &high, &low;
 } split_ends;
 
@@ -302,7 +302,7 @@ tch_status tchi_cuda_split_rows(void *state, const tch_rows_to_split *problem)
 /* --- order ------------------------------------------------------------------------------------------------------- */
 
 #define ORDER_THREADS 256
-#define ORDER_LANES 8 /* that share an element: with one, 6 matrices of 3072 kept 72 blocks at it for 47 us */
+#define ORDER_LANES 8 /* that share an element: with one, 6 matrices of 3072 kept 72 blocks busy for 47 us */
 #define ORDER_ELEMENTS (ORDER_THREADS / ORDER_LANES)
 
 /* Integer keys in the order of the numbers, NaN lowest, -0 equal to 0. Integers because float64 is slow on graphics
@@ -338,7 +338,7 @@ static __device__ int32_t rank_of(const tchi_cuda_operand &w, int64_t b, int64_t
 }
 
 /* order (batch, n) of w (batch, 1, n): the rank of an element is the number of those before it. Compute: n^2
- * comparisons per matrix, for n = 1024 a thousandth of a matrix product, without scratch or a limit on n. */
+ * comparisons per matrix, for n = 1024 0.1 % of a matrix product, without scratch or a limit on n. */
 static __global__ void __launch_bounds__(ORDER_THREADS)
     descending_kernel(int64_t n, int64_t batch, tchi_cuda_operand w, int32_t *order)
 {

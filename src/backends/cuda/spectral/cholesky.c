@@ -67,7 +67,7 @@ static tch_status subtract_gram(tchi_cuda_state *state, const tch_matrices *l21,
                                        : tchi_cuda_gemm(state, -1.0, l21, 0, l21, 1, 1.0, 0, a22);
 }
 
-/* Split point: half of the leaves, rounded up, so that only the last leaf is ragged. */
+/* Split point: half of the leaves, rounded up, so that only the last leaf is partial. */
 static int64_t first_half(int64_t n)
 {
     return ((n + LEAF - 1) / LEAF + 1) / 2 * LEAF;

@@ -36,7 +36,7 @@
 template <typename real, int each> struct leaf_memory {
     real vector[2][SIDE * each + 1]; /* one more is read, and not used, in the last step */
     real pivot[SIDE * each];
-    real next[2]; /* what the step after this one has on the diagonal, before this one */
+    real next[2]; /* the next step's diagonal, before this step */
 };
 
 /* The lower triangle of A; beyond it, and beyond n, the identity. */
@@ -201,7 +201,7 @@ static __global__ void __launch_bounds__(SIDE *SIDE, each > 4 ? 1 : 2)
     for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
         real c[each][each];
         bool flagged = flags[b] != TCH_REPORT_OK;
-        __syncthreads(); /* everyone has read the flag and is done with the memory */
+        __syncthreads(); /* all threads have read the flag and no longer use the memory */
         if (!flagged) {
             pivots<real> p = {};
             load_leaf(c, a + b * stride_a, lda, n, ty, tx);
@@ -371,7 +371,7 @@ static __device__ __forceinline__ double next_pivot(const share &c, const tile_p
  * halves. */
 template <int half, int odd> static __device__ __forceinline__ void eliminate_pivot(share &c, tile_pivot &p, int pair)
 {
-    constexpr int column = 4 * half + odd; /* number of column k, where a lane has it */
+    constexpr int column = 4 * half + odd; /* number of column k, for lanes that have it */
     const int step = 2 * pair + odd;
     const bool has_column = lane_col() == 2 * pair;
     double next = next_pivot<half, odd>(c, p, pair);
@@ -514,7 +514,8 @@ static __device__ __forceinline__ bool invert_tiles(double *shared, const double
                                                     int64_t ldx, int n)
 {
     const int tiles = (int)blockDim.x / 32;
-    const int warp = __shfl_sync(WARP, (int)threadIdx.x / 32, 0); /* from one lane: known to be the same in all */
+    const int warp = __shfl_sync(WARP, (int)threadIdx.x / 32, 0); /* from one lane, so that the compiler knows it is
+                                                                     uniform */
     double *inverse = shared + tile_at(tiles, 0);
     bool bad = false;
     share local = load_tile(a, lda, n, warp, 0);
@@ -564,7 +565,7 @@ static __global__ void __launch_bounds__(32 * MAX_TILES, 2)
         bool flagged = flags[b] != TCH_REPORT_OK;
         if (!flagged) {
             bool bad = invert_tiles(shared, a + b * stride_a, lda, x + b * stride_x, ldx, n);
-            flagged = __syncthreads_or(bad); /* after which everyone is done with X and with shared memory, too */
+            flagged = __syncthreads_or(bad); /* after which X and shared memory are no longer in use either */
             if (flagged && threadIdx.x == 0) {
                 flags[b] = TCH_REPORT_NOT_POSITIVE;
             }

@@ -84,12 +84,12 @@ static int eigh_is_batched(const tchi_cusolver *solver, int64_t n, int64_t batch
 
 typedef struct eigh_buffers {
     int batched;
-    int64_t part;       /* matrices in one call */
-    void *values;       /* n to a matrix, contiguous */
-    int32_t *exponents; /* one to a matrix */
+    int64_t part;       /* matrices per call */
+    void *values;       /* n per matrix, contiguous */
+    int32_t *exponents; /* one per matrix */
     int32_t *info;
     double *defects; /* |V V' - I| of each matrix */
-    double *rows;    /* to make rows orthonormal: 2 n to a matrix */
+    double *rows;    /* to orthonormalize rows: 2 n per matrix */
     work_space work; /* of a call, and then V V' - I of its matrices */
 } eigh_buffers;
 
@@ -168,7 +168,7 @@ static tch_status eigh_call(const tchi_cuda_state *state, const tchi_cusolver *s
     return TCH_OK;
 }
 
-/* defects[first ...] = |V V' - I| of the matrices of a call: 2 n^3 operations a matrix. */
+/* defects[first ...] = |V V' - I| of the matrices of a call: 2 n^3 operations per matrix. */
 static tch_status measure_defects(tchi_cuda_state *state, const tch_matrices *v, const eigh_buffers *e, int64_t first)
 {
     int64_t n = v->rows;
@@ -254,7 +254,7 @@ int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int
     return scratch.used;
 }
 
-/* A = U' U in the column-major upper triangle, our lower one. */
+/* A = U' U in the column-major upper triangle, the row-major lower one. */
 static tch_status factor_batch(const tchi_cuda_state *state, const tchi_cusolver *solver, const tch_matrices *a,
                                const solve_buffers *s, int64_t first, int64_t count)
 {
@@ -327,7 +327,7 @@ static tch_status solve_factored(const tchi_cuda_state *state, const tch_matrice
     return TCH_OK;
 }
 
-/* n^3 / 3 + 2 n^2 cols operations a matrix. */
+/* n^3 / 3 + 2 n^2 cols operations per matrix. */
 tch_status tchi_cuda_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
                                int32_t *flags, void *scratch)
 {

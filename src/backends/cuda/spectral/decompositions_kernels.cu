@@ -15,7 +15,7 @@
 
 /* --- shared by the kernels --------------------------------------------------------------------------------------- */
 
-/* Rows are dealt to the warps of the block, so that no index is divided. */
+/* Rows are assigned to the warps of the block, so that no index is divided. */
 template <typename real> static __device__ void write_identity(real *x, int64_t n, int64_t ld)
 {
     for (int64_t i = threadIdx.x / LANES; i < n; i += THREADS / LANES) {
@@ -46,7 +46,7 @@ template <typename real> static __device__ void scale_matrix(real *x, int64_t n,
     }
 }
 
-/* The largest |entry|, to all threads; infinity where an entry is not finite. */
+/* The largest |entry|, to all threads; infinity if an entry is not finite. */
 template <typename real> static __device__ double largest_entry(const real *x, int64_t n, int64_t ld, double *shared)
 {
     double largest = 0.0;
@@ -74,7 +74,7 @@ static __global__ void __launch_bounds__(THREADS)
         real *x = (real *)v.data + b * v.stride;
         int flag = flags[b];
         double largest = flag == TCH_REPORT_OK ? largest_entry(x, n, ld, shared) : 0.0;
-        __syncthreads(); /* everyone has read the flag before it changes */
+        __syncthreads(); /* all threads have read the flag before it changes */
         if (isinf(largest)) {
             flag = TCH_REPORT_NOT_FINITE;
         }

@@ -22,12 +22,14 @@
 /* From this tolerance on float32 matrices are multiplied in float32: bench/logs/cuda_lanczos.md. */
 #define FLOAT_FROM 1e-6
 
-#define MOST_STEPS 96     /* as on the CPU */
-#define SURE 1e-4         /* the threshold at most, as on the CPU: a poor start must not pass for convergence */
-#define THREADS 512       /* four rows of 16 bytes each: 32 KB in flight on a multiprocessor */
-#define CHECKS_EARLY 8    /* every step is checked up to this one, then every other: checks get longer */
+#define MOST_STEPS 96 /* as on the CPU */
+#define SURE 1e-4     /* maximum threshold, as on the CPU: a poor start must not pass for convergence */
+#define THREADS 512   /* four rows of 16 bytes each: 32 KB in flight on a multiprocessor */
+#define CHECKS_EARLY                                                                                                   \
+    8                     /* every step is checked up to this one, then every other: checks take longer with each
+                             step */
 #define NEWTON_ROUNDS 12  /* from within four times the distance, three to eight are enough */
-#define NEWTON_STOP 1e-14 /* a step this small, of the width of the spectrum, was the last */
+#define NEWTON_STOP 1e-14 /* a step this small, relative to the width of the spectrum, is the last */
 
 /* As on the CPU: an estimate whose square is close to the ends of the range is recomputed with scaled vectors. For
  * float32 the range is that of the float32 products. */
@@ -44,8 +46,8 @@ typedef struct lanczos_parameters {
     int n;
     tchi_cuda_spread spread;
     double threshold;  /* of the residual, relative to the value */
-    double *published; /* of each matrix, twice n: products of even and of odd steps */
-    char *vectors;     /* of each block, when they are not in shared memory */
+    double *published; /* per matrix, twice n: products of even and of odd steps */
+    char *vectors;     /* per block, unless they are in shared memory */
     double *out;
 } lanczos_parameters;
 
@@ -160,7 +162,7 @@ static __device__ uint64_t generator_at(int i)
     return bits;
 }
 
-/* The start of the CPU's iteration: entries of irregular sign and slowly drifting size. */
+/* The CPU's initial vector: entries of irregular sign and slowly drifting size. */
 template <typename real> static __device__ void start_vector(const lanczos_block<real> &k, double *shared)
 {
     double sum = 0;
@@ -177,7 +179,7 @@ template <typename real> static __device__ void start_vector(const lanczos_block
     }
 }
 
-/* w = A v - beta w: each block computes its rows and then fetches the others'. */
+/* w = A v - beta w: each block computes its rows and then reads the others'. */
 template <typename T, typename real>
 static __device__ void multiply_by_matrix(const lanczos_block<real> &k, double beta, int step)
 {
@@ -194,8 +196,8 @@ static __device__ void multiply_by_matrix(const lanczos_block<real> &k, double b
     }
 }
 
-/* Computes the tridiagonal entries; v becomes the next vector and w the current one. Threads keep to their own entries
- * between the sums. */
+/* Computes the tridiagonal entries; v becomes the next vector and w the current one. Threads access only their own
+ * entries between the sums. */
 template <typename real>
 static __device__ void advance_recurrence(const lanczos_block<real> &k, double *alpha, double *beta, double *shared)
 {
@@ -263,7 +265,7 @@ template <typename T, typename real> static __device__ double iterate(const lanc
     return value;
 }
 
-/* Blocks of a matrix take the same decision, and synchronize before they overwrite what others may still read. */
+/* All blocks of a matrix make the same decision, and synchronize before they overwrite what others may still read. */
 template <typename T, typename real> static __device__ double estimate(lanczos_block<real> &k, double threshold)
 {
     k.unit = 1.0;

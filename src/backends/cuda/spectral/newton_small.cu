@@ -243,7 +243,7 @@ static __device__ __forceinline__ void take_first(int tiles)
     __syncthreads();
 }
 
-/* M <- H^root M; H is used up. */
+/* M <- H^root M; H is overwritten. */
 static __device__ __forceinline__ void update_m(int root, int tiles)
 {
     for (; root > 0; root >>= 1) {
@@ -271,7 +271,7 @@ static __device__ __forceinline__ void iterate_newton(const tch_newton_iteration
     }
 }
 
-/* --- between global and shared memory ---------------------------------------------------------------------------- */
+/* --- global and shared memory ------------------------------------------------------------------------------------ */
 
 /* M = (A + shift I) / bound and X = I, from A's lower triangle, padded with the identity, which the iteration preserves
  * separately. Numerator and denominator are first scaled half of the way to 1 by a power of two: 1 / bound may overflow
@@ -326,7 +326,7 @@ static __device__ __forceinline__ void store_matrix(const problem &p, int64_t ma
     }
 }
 
-/* A block for a matrix, with a warp for every WARP_TILES lower tiles. */
+/* A block per matrix, with a warp per WARP_TILES lower tiles. */
 static __global__ void __launch_bounds__(MAX_THREADS) newton_kernel(const __grid_constant__ problem p)
 {
     extern __shared__ __align__(16) double shared[];

@@ -25,11 +25,11 @@
 #define LANES 32
 #define MOST_THREADS 512
 
-/* A row with a residual below 1/32 has no reliable direction: errors grow by as much. Squared. */
+/* A row with a residual below 1/32 has no reliable direction: errors are magnified by as much. Squared. */
 #define LEAST_KEPT (1.0 / 1024.0)
 
-/* A projection leaves a share of what it removed, about the defect of the rows it projects from, so after one that
- * removed little nothing is left. Three are for rows that are nearly dependent. */
+/* A projection leaves a fraction of what it removed, about the defect of the rows it projects from, so if it removed
+ * little it suffices. Three are for nearly dependent rows. */
 #define TOOK_LITTLE 0.98
 #define MOST_PASSES 3
 
@@ -83,7 +83,7 @@ template <typename real> static __device__ void store_row(real *row, int64_t n, 
 
 /* --- projection -------------------------------------------------------------------------------------------------- */
 
-/* c = Q x, a row of Q to a warp. */
+/* c = Q x, a warp per row of Q. */
 template <typename real> static __device__ void multiply_rows(const basis<real> &q, const work_row &r)
 {
     int64_t lane = threadIdx.x % LANES;
@@ -102,7 +102,7 @@ template <typename real> static __device__ void multiply_rows(const basis<real> 
     __syncthreads();
 }
 
-/* x -= Q' c, an element to a thread; returns the sum of squares. */
+/* x -= Q' c, a thread per element; returns the sum of squares. */
 template <typename real> static __device__ double subtract_rows(const basis<real> &q, const work_row &r)
 {
     double square = 0.0;
@@ -209,7 +209,7 @@ static __global__ void __launch_bounds__(MOST_THREADS)
         if (flags[b] != TCH_REPORT_OK || defect <= limit) {
             continue;
         }
-        __syncthreads(); /* everyone has read the flag before it changes */
+        __syncthreads(); /* all threads have read the flag before it changes */
         if (isfinite(defect)) {
             work_row r = {rows + b * 2 * n, rows + b * 2 * n + n, shared};
             orthonormalize(matrix, n, v.ld, (const real *)values + b * n, r);
@@ -220,8 +220,8 @@ static __global__ void __launch_bounds__(MOST_THREADS)
     }
 }
 
-/* A stable solver's rows are off by less than (n + 10) u each, with margin. Half of that, since |V V' - I| was computed
- * in the precision of V and has its own error. */
+/* A stable solver's rows have errors below (n + 10) u each, with margin. Half of that, since |V V' - I| was computed in
+ * the precision of V and has its own error. */
 static double defect_limit(tch_scalar type, int64_t n)
 {
     double roundoff = type == TCH_SCALAR_F64 ? DBL_EPSILON / 2 : FLT_EPSILON / 2;

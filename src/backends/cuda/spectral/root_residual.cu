@@ -3,8 +3,8 @@
  * products with four vectors in one launch; or exactly, by matrix products of the table. */
 #include "backends/cuda/device/matvec.cuh"
 
-#define PROBES 4    /* vectors multiplied at once; more probes are done in groups */
-#define THREADS 256 /* eight warps take the 128 rows of a block, and have registers enough to read far ahead */
+#define PROBES 4    /* vectors multiplied at once; more probes are processed in groups */
+#define THREADS 256 /* eight warps for the 128 rows of a block, with enough registers to read far ahead */
 #define ROWS 16     /* of the matrix, which a warp multiplies at once */
 #define STEP 16     /* columns, likewise */
 #ifndef AHEAD
@@ -19,10 +19,10 @@ typedef struct residual_parameters {
     tchi_cuda_spread spread;
     double size; /* of the probes; for p = 1 below 1, as on the CPU */
     const double *shift;
-    const double *signs; /* n of each probe, the same for all matrices */
-    double *published;   /* of each matrix, twice PROBES vectors: products of even and of odd steps */
-    double *sums;        /* of each block, SUMS numbers */
-    char *vectors;       /* of each block, when they are not in shared memory */
+    const double *signs; /* n per probe, the same for all matrices */
+    double *published;   /* per matrix, twice PROBES vectors: products of even and of odd steps */
+    double *sums;        /* per block, SUMS numbers */
+    char *vectors;       /* per block, unless they are in shared memory */
     double *out;
     double *error; /* may be NULL */
 } residual_parameters;
@@ -57,7 +57,7 @@ struct residual_block {
 struct lane_share {
     const char *low, *high; /* rows g and g + 8 */
     const double *y;
-    int whole; /* steps; what follows is read element by element */
+    int whole; /* full steps; the rest is read element by element */
 };
 
 /* Four adjacent elements; `streamed` ones are evicted from L2 first. */
@@ -107,7 +107,7 @@ static __device__ inline void multiply_whole(const lane_share &m, double (&sums)
     tchi_cuda_rect<T, 4> low[ahead];
     tchi_cuda_rect<T, 4> high[ahead];
 #pragma unroll
-    for (int k = 0; k < ahead; k++) { /* the last step is read again rather than none, and not used */
+    for (int k = 0; k < ahead; k++) { /* beyond the end the last step is read again, and not used */
         int step = min(k, m.whole - 1);
         low[k] = read_whole<T, streamed>(m.low + (int64_t)step * bytes);
         high[k] = read_whole<T, streamed>(m.high + (int64_t)step * bytes);
@@ -360,7 +360,7 @@ static tch_status launch_probes(tchi_cuda_state *state, int32_t root, const tch_
     return tchi_cuda_spread_launch(state, &p.spread, a->batch, root_residual, p, "root_residual");
 }
 
-/* --- exactly ----------------------------------------------------------------------------------------------------- */
+/* --- exact residual ---------------------------------------------------------------------------------------------- */
 
 static int64_t exact_chunk(int64_t n, int64_t batch)
 {

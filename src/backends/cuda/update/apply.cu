@@ -20,7 +20,7 @@ typedef struct apply_rules {
 } apply_rules;
 
 template <typename real> struct apply_numbers {
-    real scale; /* of the direction; of rows 1 / norm: it is rounded before the step, as one that travels is */
+    real scale; /* of the direction; of rows 1 / norm: it is rounded before the step, like one that is sent */
     real keep;  /* buffer = keep buffer + d */
     real decay; /* p = decay p - step d */
     real step;

@@ -17,7 +17,7 @@ typedef enum tchi_cuda_slot {
     TCHI_CUDA_STATE_0 = 3,
     TCHI_CUDA_STATE_1 = 4,
     TCHI_CUDA_STATE_2 = 5,
-    TCHI_CUDA_BLOCK_0 = 6, /* with moments that are codes: the scales of state 0, */
+    TCHI_CUDA_BLOCK_0 = 6, /* with encoded moments: the scales of state 0, */
     TCHI_CUDA_BLOCK_1 = 7, /* and of state 1 */
     TCHI_CUDA_SLOTS = 8
 } tchi_cuda_slot;
@@ -32,7 +32,7 @@ typedef struct tchi_cuda_rect {
     int32_t parameter, block_index;
     uint8_t log_width, log_height; /* of a chunk */
     uint8_t transposed : 1, by_column : 1;
-    uint8_t wide; /* bit s: in slot s every fourth element of a row is aligned for four at once, or nothing is there */
+    uint8_t wide; /* bit s: in slot s every fourth element of a row is aligned for vec4s, or the slot is empty */
     double factor;
 } tchi_cuda_rect;
 
@@ -43,14 +43,14 @@ typedef struct tchi_cuda_rects {
     const float *grad_scale;
     uint64_t seed;
     tch_scalar real, param_type, grad_type, block_type;
-    int32_t plain;  /* all types that the operation uses are the arithmetic's */
+    int32_t plain;  /* all types of the operation are the compute type */
     int32_t shorts; /* they are float32, but for blocks, which are bfloat16 */
     int32_t fp16;   /* or float16 */
     int32_t even;   /* every chunk is full and aligned, and no rectangle has a master copy */
     int32_t maximize, stochastic;
-    int64_t before; /* chunks of the launches before this one */
+    int64_t before; /* chunks of previous launches */
     int32_t count;
-    int32_t first_chunk[TCHI_CUDA_MAX_RECTS + 1]; /* of each rectangle, and behind the last: how many there are */
+    int32_t first_chunk[TCHI_CUDA_MAX_RECTS + 1]; /* per rectangle, and at the end their total */
     tchi_cuda_rect rect[TCHI_CUDA_MAX_RECTS];
 } tchi_cuda_rects;
 
@@ -58,8 +58,8 @@ typedef struct tchi_cuda_rects {
 typedef enum tchi_cuda_use {
     TCHI_CUDA_PARAMS = 0,
     TCHI_CUDA_BLOCKS = 1,
-    TCHI_CUDA_ROWS = 2,     /* blocks too, and rows that follow each other without a gap are not made one */
-    TCHI_CUDA_NO_BLOCKS = 3 /* chunks as with blocks, which are all taken for NULL */
+    TCHI_CUDA_ROWS = 2,     /* also blocks; contiguous rows are not merged */
+    TCHI_CUDA_NO_BLOCKS = 3 /* chunks as with blocks, which are all NULL */
 } tchi_cuda_use;
 
 TCH_BEGIN_DECLS

@@ -16,16 +16,16 @@
 
 #define MOST_MATRICES 512
 #define WARPS (TCHI_CUDA_UPDATE_THREADS / 32)
-#define COLUMNS 128 /* that a block of threads adds up: a four for each thread of a warp */
+#define COLUMNS 128 /* per block of threads: a vec4 for each thread of a warp */
 
 typedef struct row_matrix {
     const void *block;
     void *moments;
     int64_t count, length, ld;
-    int64_t first; /* of its rows among those of the call */
+    int64_t first; /* index of its first row in the call */
     int32_t block_index;
     uint8_t follow; /* rows lie along those of the block */
-    uint8_t wide;   /* every fourth element of a row of the block is aligned for four at once */
+    uint8_t wide;   /* every fourth element of a row of the block is aligned for vec4s */
 } row_matrix;
 
 typedef struct row_matrices {
@@ -58,7 +58,7 @@ static __device__ inline void update_moment(const row_matrices &list, const row_
     list.parts[m.first + row] = tchi_rule_row_share(sum, (double)*v, list.hyper->eps);
 }
 
-/* A row for each warp. */
+/* A row per warp. */
 template <typename real>
 static __device__ inline void add_rows(const row_matrices &list, const row_matrix &m, int64_t group)
 {

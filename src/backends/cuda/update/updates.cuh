@@ -27,7 +27,7 @@ template <typename real> constexpr int tchi_cuda_resident()
 /* The same for kernels with one access path for all chunks. */
 #define TCHI_CUDA_EVEN_RESIDENT 5
 
-/* --- which chunk ------------------------------------------------------------------------------------------------- */
+/* --- chunks ------------------------------------------------------------------------------------------------------ */
 
 /* The item that contains blockIdx.x, given the first index of each. */
 static __device__ inline int tchi_cuda_find_item(const int32_t *first, int count)
@@ -103,15 +103,15 @@ static __device__ inline tchi_cuda_view tchi_cuda_block_view_of(const tchi_cuda_
     return {at.row * rect.block_ld + at.col, rect.block_ld, rows, cols, rect.log_width};
 }
 
-/* --- how to get at it -------------------------------------------------------------------------------------------- */
+/* --- access paths ------------------------------------------------------------------------------------------------ */
 
 /* Compile-time knowledge about a chunk, which reduces access to loads and stores: plain chunks, nearly all, have no
  * branch between them. */
 typedef enum tchi_cuda_access_path {
     TCHI_CUDA_ANY = 0,   /* nothing */
     TCHI_CUDA_WHOLE = 1, /* all vec4s are complete and aligned */
-    TCHI_CUDA_PLAIN = 2, /* and of the type of the arithmetic, and there is no master copy */
-    TCHI_CUDA_SHORT = 3, /* the same but for blocks, which are bfloat16; of lists that are so throughout */
+    TCHI_CUDA_PLAIN = 2, /* and of the compute type, without a master copy */
+    TCHI_CUDA_SHORT = 3, /* the same except for bfloat16 blocks; of uniform lists */
     TCHI_CUDA_HALF = 4   /* or float16 */
 } tchi_cuda_access_path;
 
@@ -125,7 +125,7 @@ tchi_cuda_access_path_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect
     return list.plain && rect.data[TCHI_CUDA_MASTER] == NULL ? TCHI_CUDA_PLAIN : TCHI_CUDA_WHOLE;
 }
 
-/* Per-CTA chunk context; the type of the arithmetic and the path are known to the compiler. */
+/* Per-CTA chunk context; compute type and path are compile-time constants. */
 template <typename real, tchi_cuda_access_path path> struct tchi_cuda_chunk_ctx {
     const tchi_cuda_rects &list;
     const tchi_cuda_rect &rect;

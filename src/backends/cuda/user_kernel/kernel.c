@@ -153,7 +153,7 @@ static tch_status load_kernel(const tchi_cuda_state *s, user_kernel *kernel, con
     }
     TCHI_CUDA_TRY(error, "loading the kernel");
     error = cudaLibraryGetKernel(&kernel->function, kernel->library, parts->lowered);
-    if (error == cudaErrorSymbolNotFound) { /* NVRTC takes the name of any function */
+    if (error == cudaErrorSymbolNotFound) { /* NVRTC accepts the name of any function */
         cudaGetLastError();
         return tchi_cuda_host->fail(TCH_ERR_INVALID_ARGUMENT, "%.200s is a function without __global__, not a kernel",
                                     parts->name);
@@ -262,7 +262,7 @@ tch_status tchi_cuda_kernel_launch(void *state, void *kernel, const tch_kernel_r
     TCHI_CUDA_TRY(cudaLaunchKernel(function_of(made), dim3_of(run->grid), dim3_of(run->block), (void **)run->arguments,
                                    (size_t)run->shared_bytes, s->stream),
                   made->name);
-    /* Not before: the call may report the fault of an older kernel. */
+    /* Afterwards, since the call may report the fault of an older kernel. */
     tchi_cuda_remember_kernel(s->device.index, made->name);
     return tchi_cuda_launched(s, made->name);
 }

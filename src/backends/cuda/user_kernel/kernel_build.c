@@ -167,7 +167,7 @@ static tch_status make_text(const tch_kernel_text *text, char **whole, size_t *b
 typedef struct option_list {
     const char **items;
     int count;
-    char *next; /* free room */
+    char *next; /* remaining room */
     size_t left;
     size_t bytes; /* of the block */
 } option_list;

@@ -1,7 +1,7 @@
 /* Finds and opens OpenBLAS at run time: pip installs one next to the Python package, a system has several builds, and
  * an OpenBLAS older than the processor falls back to its 2004 kernels, six times slower, unless told before its first
  * use which kernels to use. A build with its own thread pool is limited to one thread for the whole process;
- * parallel_blas.h divides large calls among our threads instead. See docs/decisions/0004-openblas.md. */
+ * parallel_blas.h divides large calls among the library's threads instead. See docs/decisions/0004-openblas.md. */
 #define _GNU_SOURCE
 #include "blas.h"
 
@@ -24,9 +24,9 @@
 #endif
 
 #define NOT_THERE "no such file"
-#define PIP_LIBRARY "scipy_openblas32/lib/libscipy_openblas.so" /* as pip lays it out */
+#define PIP_LIBRARY "scipy_openblas32/lib/libscipy_openblas.so" /* the layout of pip's packages */
 
-static atomic_bool opened_once; /* the others change before it does, under tchi_fork_hold */
+static atomic_bool opened_once; /* the others change before it is set, under tchi_fork_hold */
 static tchi_blas table;
 static char failure[1024];
 static char named[PATH_MAX]; /* by tch_set_openblas_file, or empty */

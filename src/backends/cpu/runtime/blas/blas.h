@@ -38,23 +38,23 @@ typedef struct tchi_blas_f64 {
                   size_t);
 } tchi_blas_f64;
 
-/* How the opened library runs on several threads. */
+/* How the opened library uses threads. */
 typedef enum tchi_blas_threading {
     TCHI_BLAS_SEQUENTIAL = 0,
-    TCHI_BLAS_PTHREADS = 1, /* held at one thread: see parallel_blas.h */
-    TCHI_BLAS_OPENMP = 2,   /* shares our pool, and inside our own parallel regions its calls stay on one thread */
+    TCHI_BLAS_PTHREADS = 1, /* limited to one thread: see parallel_blas.h */
+    TCHI_BLAS_OPENMP = 2,   /* shares the library's pool; inside parallel regions its calls stay on one thread */
 } tchi_blas_threading;
 
 typedef struct tchi_blas {
     tchi_blas_f32 f32;
     tchi_blas_f64 f64;
     tchi_blas_threading threading;
-    char library[512];  /* what was opened */
+    char library[512];  /* the opened file */
     const char *origin; /* how it was found */
     char version[32];
-    char core[32];         /* the kernels it runs: its name for the processor */
-    char note[256];        /* what we changed or advise, or empty */
-    char passed_over[400]; /* a file that came first and could not be used, with the reason, or empty */
+    char core[32];         /* its kernels: its name for the processor */
+    char note[256];        /* what was changed or is advised, or empty */
+    char passed_over[400]; /* an earlier file that is unusable, with the reason, or empty */
 } tchi_blas;
 
 /* The table, opened once; NULL with *reason set if no library can be used. Thread-safe. */

@@ -1,5 +1,5 @@
-/* BLAS and LAPACK on one large row-major matrix with all threads of a state. OpenBLAS built with OpenMP shares our
- * threads: it is called once and divides the work itself. Otherwise each of our threads calls it for its part of the
+/* BLAS and LAPACK on one large row-major matrix with all threads of a state. OpenBLAS built with OpenMP shares the
+ * library's threads: it is called once and divides the work itself. Otherwise each thread calls it for its part of the
  * result. Inside a parallel region, and for small matrices, there is a single call. */
 #ifndef TCHI_CPU_PARALLEL_BLAS_H
 #define TCHI_CPU_PARALLEL_BLAS_H
@@ -17,7 +17,7 @@ typedef struct tchi_parallel_blas {
     /* The lower triangle of C = A B, which is symmetric; the part above it is overwritten in part. */
     void (*symm)(const tchi_cpu_state *state, int64_t n, const void *a, int64_t lda, const void *b, int64_t ldb,
                  void *c, int64_t ldc);
-    /* A = L L', with L in place of the lower triangle. Returns LAPACK's info: 0, or the order of the first minor that
+    /* A = L L', with L overwriting the lower triangle. Returns LAPACK's info: 0, or the order of the first minor that
      * is not positive. */
     int (*potrf)(const tchi_cpu_state *state, int64_t n, void *a, int64_t lda);
     /* B = L^-1 B, or L'^-1 B, B being n by columns. */

@@ -13,7 +13,7 @@
 enum {
     GRAIN = 16,
     PANEL = 128,     /* columns that a Cholesky factorization finishes before it updates the rest */
-    TRTRI_COLS = 64, /* columns of a triangular inverse at once, while there are enough of them for all threads */
+    TRTRI_COLS = 64, /* columns of a triangular inverse per task, while there are enough for all threads */
 };
 
 /* Columns, or rows, of a lower triangle per call to gemm: narrow strips waste fewer products above the diagonal, wide
@@ -65,7 +65,7 @@ static void product_part(const product *p, int64_t row, int64_t m, int64_t col, 
     }
 }
 
-/* Where part `i` of `count` begins. */
+/* Start of part `i` of `count`. */
 static int64_t part_edge(int64_t n, int64_t i, int64_t count)
 {
     return i == count ? n : tchi_min(round_to_grain((double)n * (double)i / (double)count), n);
@@ -192,7 +192,7 @@ typedef struct solve {
     const REAL *l;
     REAL *b;
     int64_t ldl, ldb;
-    int64_t vectors, parts; /* columns of B, or with the triangle on the right rows */
+    int64_t vectors, parts; /* columns of B, or rows with the triangle on the right */
 } solve;
 
 static void solve_vectors(const solve *s, int64_t from, int64_t count)

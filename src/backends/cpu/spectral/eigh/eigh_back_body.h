@@ -10,7 +10,7 @@
 typedef struct back {
     const REAL_BLAS *blas;
     int64_t n;
-    const REAL *q; /* the tridiagonal matrix's vectors, and the order in which they are wanted */
+    const REAL *q; /* the tridiagonal matrix's vectors, and their output order */
     int64_t ldq;
     const int *order;
     REAL *a; /* holds the reflectors, as eigh_reduce_body.h leaves them; receives the result */

@@ -17,8 +17,8 @@ enum { LEAF_ORDER = 24, BACK_WIDTH = 64, NARROW_UNDER = 192, BACK_SLICE = 256, R
 /* Orders below which the team has one thread, and the multiplications per product up to which OpenBLAS uses one too. */
 enum { SERIAL_UNDER = 2 * DIVIDE_ROWS, SERIAL_PRODUCT = 262144 };
 
-/* The threads of a team are started once per matrix, divide the work by index and synchronize many times, between any
- * two columns of the reduction. */
+/* The threads of a team are started once per matrix, divide the work by index and synchronize often, between any two
+ * columns of the reduction. */
 
 /* One thread of a team. A team of one does not synchronize. */
 typedef struct member {
@@ -108,7 +108,7 @@ static size_t eigh_scratch_bytes(int64_t n)
     return bytes;
 }
 
-/* The largest size of an entry of the lower triangle, or a NaN when one is not finite. */
+/* The largest absolute value in the lower triangle, or NaN if one is not finite. */
 VECTOR_CLONES static REAL largest_entry(int64_t n, const REAL *a, int64_t lda)
 {
     REAL most = 0, wrong = 0;
@@ -146,7 +146,7 @@ typedef struct ctx {
     back back;
     node shared;
     REAL scale;
-    int exponent; /* of what the eigenvalues are multiplied by at the end */
+    int exponent; /* exponent of the final scale of the eigenvalues */
     work_team *reducers;
 } ctx;
 

@@ -1,7 +1,7 @@
 /* Reduces a symmetric matrix to tridiagonal form by Householder reflections, H_j = I - tau_j v_j v_jT. Updating by one
  * reflection and multiplying by the next one's vector is a single pass over the triangle, so each number is read and
  * written once per column; threads synchronize once per column. Every thread keeps local copies of the vectors,
- * computed redundantly in the same order and therefore bitwise-identical. */
+ * computed redundantly in the same order and therefore bitwise identical. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,7 +27,7 @@ typedef struct reduction {
     REAL *vectors; /* (VECTORS_PER_THREAD * threads + SHARED_VECTORS) * padded */
 } reduction;
 
-/* Blocks are dealt to the threads back and forth, 0 1 1 0 0 1 1 0, since their columns get shorter. */
+/* Blocks are assigned to threads back and forth, 0 1 1 0 0 1 1 0, since columns get shorter. */
 VECTOR_INLINE int owner(int64_t block, int threads)
 {
     int turn = (int)(block % (2 * threads));

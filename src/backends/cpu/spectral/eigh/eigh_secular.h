@@ -14,7 +14,7 @@ enum { TCHI_SECULAR_LANES = 16 };
 typedef struct tchi_secular {
     int64_t k;
     double rho;
-    double tolerance;     /* of the residual, relative to its terms; one more step is taken after it is met */
+    double tolerance;     /* of the residual, relative to its terms; one more step follows convergence */
     double *pole;         /* k, and one more that the solver sets, beyond the last root */
     const double *weight; /* z_i squared */
     double *origin;       /* out: the pole that root j is measured from */

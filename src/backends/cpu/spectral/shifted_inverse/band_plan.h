@@ -32,7 +32,7 @@ typedef struct band_plan {
  * two of 32 take 1.48, 1.76 and 2.11 ms at n = 128, 27.2, 28.3 and 30.9 at 512, 76.2, 77.0 and 81.0 at 768, 168, 166
  * and 173 at 1024. */
 typedef struct band_widths {
-    int64_t below; /* sizes that it is for */
+    int64_t below; /* intended sizes */
     int64_t block;
     int64_t panels; /* of a group */
 } band_widths;

@@ -3,9 +3,9 @@
 
 typedef struct band_factors {
     REAL *diagonal; /* blocks of block by block: B(j,j), of which the lower triangle counts */
-    REAL *below;    /* blocks of block by block: B(j+1,j), upper triangular but for the last */
+    REAL *below;    /* blocks of block by block: B(j+1,j), upper triangular except the last */
     REAL *t;        /* groups of group by group */
-    REAL *products; /* groups of two of group by group: for whoever works on the group, or on the strip before it */
+    REAL *products; /* groups of two of group by group: for the thread of the group, or of the strip before it */
     two_sided_scratch two_sided;
 } band_factors;
 

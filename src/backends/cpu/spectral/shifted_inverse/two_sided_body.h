@@ -6,8 +6,8 @@
 
 typedef struct two_sided_scratch {
     REAL *y;     /* n by group */
-    REAL *left;  /* V beside W, n by 2 group */
-    REAL *right; /* W beside V, n by 2 group */
+    REAL *left;  /* [V W], n by 2 group */
+    REAL *right; /* [W V], n by 2 group */
     REAL *s;     /* group by group for every tile of rows, then two more */
 } two_sided_scratch;
 
@@ -43,7 +43,7 @@ static void project_tile(const REAL_BLAS *blas, const band_plan *plan, const REA
                  w);
 }
 
-/* S <- -(T' S T) / 2 with the shares of all tiles added up, or T S T' for the reflector from the other side. */
+/* S <- -(T' S T) / 2 with the sum of all tiles' parts, or T S T' for the reflector from the other side. */
 static void finish_core(const REAL_BLAS *blas, const band_plan *plan, const block_reflector *h, int transposed,
                         const two_sided_scratch *scratch)
 {

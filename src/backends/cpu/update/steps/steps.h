@@ -1,5 +1,5 @@
 /* Loops of the optimizers over contiguous runs, for both precisions and every instruction set: steps_body.h compiled
- * with different flags. Whatever a few calls of tchi_loops can do is not here. */
+ * with different flags. Operations that take a few calls of tchi_loops are not here. */
 #ifndef TCHI_CPU_UPDATES_STEPS_H
 #define TCHI_CPU_UPDATES_STEPS_H
 
@@ -9,7 +9,7 @@
 
 #include "core/codes.h"
 
-/* Hyperparameters and clock of an AdamW step, reduced to what the loop needs. */
+/* Hyperparameters and step count of AdamW, reduced to what the loop needs. */
 typedef struct tchi_cpu_adamw_numbers {
     double keep1, take1; /* m = keep1 m + take1 g */
     double keep2, take2; /* v = keep2 v + take2 g^2 */
@@ -31,14 +31,14 @@ typedef struct tchi_cpu_lion_numbers {
 typedef struct tchi_cpu_random_run {
     uint64_t seed;
     uint32_t parameter, step;
-    int64_t element; /* the number of the run's first element in its parameter */
+    int64_t element; /* index of the run's first element in its parameter */
 } tchi_cpu_random_run;
 
 /* Pointers are to elements of the table's precision; runs may be unaligned, and outputs may be one of the inputs. */
 typedef struct tchi_cpu_steps {
     /* out = x / divisor */
     void (*divide)(int64_t n, double divisor, const void *x, void *out);
-    /* `largest` is NULL, or holds the largest v so far, which then takes v's place in the last formula */
+    /* `largest` is NULL, or the largest v so far, which replaces v in the last formula */
     void (*adamw)(int64_t n, const tchi_cpu_adamw_numbers *c, void *p, const void *g, void *m, void *v, void *largest);
     void (*lion)(int64_t n, const tchi_cpu_lion_numbers *c, void *p, const void *g, void *m);
     /* v = keep v + take x^2 */
@@ -51,7 +51,7 @@ typedef struct tchi_cpu_steps {
     void (*add_squares)(int64_t n, const void *x, double *sums);
     /* out(j, i) = x(i, j), x being rows by cols */
     void (*transpose)(int64_t rows, int64_t cols, const void *x, int64_t ld, void *out, int64_t out_ld);
-    /* float32 to bfloat16, up or down at random, whatever the table's precision */
+    /* float32 to bfloat16 by stochastic rounding, in any precision of the table */
     void (*round_at_random)(int64_t n, const tchi_cpu_random_run *random, const float *x, uint16_t *out);
     /* One random word per element. */
     void (*random_words)(int64_t n, const tchi_cpu_random_run *random, uint32_t *words);
@@ -66,7 +66,7 @@ typedef struct tchi_cpu_steps {
     void (*cut)(int64_t n, int second, const float *x, const uint32_t *words, uint16_t *out);
 } tchi_cpu_steps;
 
-/* Those of the instruction set that tchi_loops_for has chosen. */
+/* For the instruction set chosen by tchi_loops_for. */
 const tchi_cpu_steps *tchi_cpu_steps_for(tch_scalar type);
 
 #endif

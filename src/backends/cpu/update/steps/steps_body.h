@@ -35,7 +35,7 @@ static inline __attribute__((always_inline)) void adamw_loop(int64_t n, const tc
         m[i] = mean;
         v[i] = square;
         if (largest != NULL) {
-            square = largest[i] >= square ? largest[i] : square; /* a NaN is the largest */
+            square = largest[i] >= square ? largest[i] : square; /* NaN propagates */
             largest[i] = square;
         }
         p[i] = decay * p[i] - step * mean / (root * REAL_SQRT(square) + eps);

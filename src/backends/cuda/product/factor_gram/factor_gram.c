@@ -1,6 +1,6 @@
-/* Curvature factors in float32: chooses the kernel. Ours computes only the lower tiles but gives each to one block for
- * the whole contraction; cuBLAS divides the contraction too and computes more than the lower half of C, in panels of
- * columns that begin at the diagonal. */
+/* Chooses the kernel of curvature factors in float32. The library's kernel computes only the lower tiles but assigns
+ * each to one block for the whole contraction; cuBLAS divides the contraction too and computes more than the lower half
+ * of C, in panels of columns that begin at the diagonal. */
 #include "factor_gram.h"
 
 #include "backends/cuda/matrix/fp16_copy.h"
@@ -43,12 +43,13 @@ tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, 
 /* --- through copies ---------------------------------------------------------------------------------------------- */
 
 #define MOST_COPIES 64
-#define LARGEST_BYTES ((int64_t)MOST_COPIES * 4) /* of the workspace, one number for each matrix */
+#define LARGEST_BYTES ((int64_t)MOST_COPIES * 4) /* of the workspace, one number per matrix */
 
 /* How the copies of a batch pass through the workspace. */
 typedef struct copy_plan {
     int64_t matrices; /* at a time */
-    int64_t depth;    /* of the contraction at a time: all of it, or whole k-tiles where one matrix is too much */
+    int64_t depth;    /* of the contraction at a time: all of it, or whole k-tiles if one matrix exceeds the
+                         workspace */
 } copy_plan;
 
 /* `total` in equal parts of at most `most`, multiples of `unit` except for the last. */
@@ -144,7 +145,7 @@ int tchi_cuda_factor_pair_supported(const tchi_cuda_state *state, const tchi_fac
 {
     const tch_matrices *a = pair->a;
     if (a->type == TCH_SCALAR_F16) {
-        return 1; /* tchi_cuda_fp16_sides_supported has said so */
+        return 1; /* checked by tchi_cuda_fp16_sides_supported */
     }
     if (state->blas_workspace == NULL || a->type != TCH_SCALAR_F32 || a->rows == 0 || a->cols == 0 || a->batch == 0 ||
         a->rows >= 1 << 30 || a->cols >= 1 << 30) {

@@ -14,8 +14,8 @@ tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, 
 /* Weights of the product and of C. */
 typedef struct tchi_factor_weights {
     float alpha, beta;
-    const float *on_device; /* these two instead, where they lie; or NULL */
-    int32_t adds;           /* beta is 1: to what an earlier part of the contraction has left */
+    const float *on_device; /* these on the device instead; or NULL */
+    int32_t adds;           /* beta is 1: adds to an earlier part of the contraction */
 } tchi_factor_weights;
 
 /* The lower tiles of alpha A A' + beta C, or with `transpose` of alpha A' A + beta C, by symmetric_pingpong.cu: sm_90,

@@ -18,7 +18,7 @@ struct tchi_copy_threads {
     pthread_t thread[MOST_THREADS];
     int count;
     pthread_mutex_t lock;
-    pthread_cond_t work; /* there are parts to take, or it is time to end */
+    pthread_cond_t work; /* there are parts to copy, or it is time to exit */
     pthread_cond_t done; /* the last part of the copy is done */
     tchi_rows rows;
     int64_t parts, next, finished;
@@ -97,7 +97,7 @@ void tchi_copy_threads_run(tchi_copy_threads *t, const tchi_rows *rows)
     pthread_mutex_unlock(&t->lock);
 }
 
-/* --- beginning and end ------------------------------------------------------------------------------------------- */
+/* --- creation and destruction ------------------------------------------------------------------------------------ */
 
 /* Blocks all signals, which belong to the program's threads. Fewer threads are acceptable. */
 static void start_threads(tchi_copy_threads *t)
@@ -106,7 +106,7 @@ static void start_threads(tchi_copy_threads *t)
     sigset_t before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    cpu_set_t set; /* half of the processors that this process may use, the caller's own among them */
+    cpu_set_t set; /* half of the processors available to this process, including the caller's */
     int processors = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 2;
     int target = processors / 2 - 1 < MOST_THREADS ? processors / 2 - 1 : MOST_THREADS;
     while (t->count < target && pthread_create(&t->thread[t->count], NULL, serve_copies, t) == 0) {

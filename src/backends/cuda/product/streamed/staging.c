@@ -3,7 +3,7 @@
 
 #include "backends/host_memory.h"
 
-/* --- making it --------------------------------------------------------------------------------------------------- */
+/* --- creation ---------------------------------------------------------------------------------------------------- */
 
 static tch_status make_event(cudaEvent_t *event)
 {
@@ -45,7 +45,7 @@ tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring
     return ring_out ? make_ring(s, &s->outward) : TCH_OK;
 }
 
-/* --- its end ----------------------------------------------------------------------------------------------------- */
+/* --- destruction ------------------------------------------------------------------------------------------------- */
 
 static void end_ring(tchi_staging_ring *ring)
 {

@@ -11,7 +11,7 @@
 #include "core/arith.h"
 #include "streamed.h"
 
-/* --- blocks: a tile is one, and is cut into chunks that fit into page-locked memory ------------------------------- */
+/* --- blocks: a tile, divided into chunks of page-locked memory --------------------------------------------------- */
 
 /* A part of a matrix in storage order. */
 typedef struct block {
@@ -63,10 +63,10 @@ typedef struct slot {
 /* One of A, B and C. */
 typedef struct side {
     tch_matrices whole;
-    int32_t on_host, direct; /* direct: page-locked, the device copies it itself */
+    int32_t on_host, direct; /* direct: page-locked, copied by the device itself */
     tchi_stream_tiles tiles;
     slot slots[TCHI_STREAM_SLOTS];
-    int32_t current; /* the slot that was used last */
+    int32_t current; /* the most recently used slot */
 } side;
 
 /* A result tile being copied to pageable memory chunk by chunk. */
@@ -75,7 +75,7 @@ typedef struct departure {
     block tile;
     const slot *from;
     int64_t chunks, fetched, delivered;
-    int64_t chunk[TCHI_STAGING_CHUNKS]; /* of the ring, by number of the chunk modulo its length */
+    int64_t chunk[TCHI_STAGING_CHUNKS]; /* of the ring, by chunk number modulo its length */
 } departure;
 
 typedef struct flow {
@@ -84,7 +84,7 @@ typedef struct flow {
     const tch_streamed_product *product;
     tchi_stream_plan plan;
     side a, b, c;
-    tch_matrices sum; /* float32, where the plan has one */
+    tch_matrices sum; /* float32, if the plan has one */
     departure leaving;
 } flow;
 
@@ -98,7 +98,7 @@ static tch_status record_event(cudaEvent_t event, cudaStream_t stream)
     return tchi_cuda_check(cudaEventRecord(event, stream), "cudaEventRecord");
 }
 
-/* --- places ------------------------------------------------------------------------------------------------------ */
+/* --- addresses --------------------------------------------------------------------------------------------------- */
 
 static char *host_address(const side *s, const block *b)
 {
@@ -124,7 +124,7 @@ static tchi_rows rows_out(const side *s, const block *b, const slot *at, const b
     return (tchi_rows){(char *)in.from, in.from_pitch, in.to, in.to_pitch, in.width, in.rows};
 }
 
-/* --- in ---------------------------------------------------------------------------------------------------------- */
+/* --- to the device ----------------------------------------------------------------------------------------------- */
 
 static tch_status copy_in(flow *f, const side *s, const block *b, const slot *to)
 {
@@ -206,7 +206,7 @@ static tch_status load_result(flow *f, const block *b, tch_matrices *m)
     return TCH_OK;
 }
 
-/* --- out --------------------------------------------------------------------------------------------------------- */
+/* --- to the host ------------------------------------------------------------------------------------------------- */
 
 static tch_status fetch_next(flow *f)
 {
@@ -304,7 +304,7 @@ static tch_status multiply_slice(flow *f, int64_t i, int64_t j, int64_t slice, c
     return mark_used(f, &f->b);
 }
 
-/* Tile (i, j) of the result. A half type is added up in float32 over the slices, and rounded once. */
+/* Tile (i, j) of the result. A half type is accumulated in float32 over the slices, and rounded once. */
 static tch_status multiply_tile(flow *f, int64_t i, int64_t j)
 {
     const tchi_stream_plan *p = &f->plan;

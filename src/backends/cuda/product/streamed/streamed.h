@@ -74,16 +74,16 @@ typedef struct tchi_stream_tiles {
     int64_t rows, cols;
     int64_t ld;    /* of a tile on the device, in elements */
     int64_t bytes; /* of a slot */
-    int32_t slots; /* 0: used where it lies. 1: a single tile, which stays. 2: tiles come and go */
+    int32_t slots; /* 0: used in place. 1: a single resident tile. 2: tiles are transferred */
 } tchi_stream_tiles;
 
 typedef struct tchi_stream_plan {
     int64_t m, n, k;           /* sizes of the product */
     int64_t tile[3];           /* tiles of m, n and k */
-    int32_t columns_outermost; /* of the result's tiles: one column of tiles after the other, else row after row */
+    int32_t columns_outermost; /* traversal of the result's tiles: column by column, else row by row */
     tchi_stream_tiles a, b, c;
-    int64_t sum_bytes; /* of a float32 tile in which a half type's result is added up, where k is cut; or 0 */
-    int64_t bytes;     /* of scratch in all */
+    int64_t sum_bytes; /* of a float32 tile that accumulates a half type's result, if k is divided; or 0 */
+    int64_t bytes;     /* total scratch */
     int64_t traffic;   /* bytes that cross the link, both ways */
 } tchi_stream_plan;
 

@@ -20,7 +20,7 @@ static int64_t count(int64_t size, int64_t tile)
     return size > tile ? (size + tile - 1) / tile : 1;
 }
 
-/* `size` cut in 1, 2, 3, 4, 6, 8, 12, ... parts, for step = 0, 1, 2, ...; 0 when the step before was the last. */
+/* `size` divided into 1, 2, 3, 4, 6, 8, 12, ... parts, for step = 0, 1, 2, ...; 0 after the last. */
 static int64_t tile_size(int64_t size, int step)
 {
     int64_t parts = step == 0 ? 1 : (INT64_C(2) + (step - 1) % 2) << ((step - 1) / 2);

@@ -84,7 +84,7 @@ template <typename real> static __global__ void __launch_bounds__(SIDE *SIDE, 2)
         int64_t row = above * TILE, col = (tile - tchi_lower_tiles(above)) * TILE;
         real sum[EACH][EACH] = {};
         for (int64_t k = 0; k < p.k; k += KTILE) {
-            __syncthreads(); /* the k-tile before has been used */
+            __syncthreads(); /* the previous k-tile is no longer in use */
             load_ktile<real>(a, p.a, p, matrix, row, k);
             load_ktile<real>(b, p.b, p, matrix, col, k);
             __syncthreads();
@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(SQUARE * 8) mirror_lower_kernel(const m
     for (int64_t block = blockIdx.x; block < params.blocks; block += gridDim.x) {
         int64_t matrix = block / params.tiles, tile = block % params.tiles, above = tchi_lower_row(tile);
         int64_t row = above * SQUARE, col = (tile - tchi_lower_tiles(above)) * SQUARE;
-        __syncthreads(); /* the square before has been written */
+        __syncthreads(); /* the previous square has been written */
         for (int y = (int)threadIdx.x / SQUARE; y < SQUARE; y += 8) {
             if (row + y < params.n && col + x < row + y) {
                 square[y][x] = tchi_cuda_load<double>(params.c.type, tchi_cuda_at(params.c, matrix, row + y, col + x),

@@ -23,9 +23,9 @@
 #else
 #define LARGE_BLOCKS 1
 #endif
-/* Measured on an H200: wgmma takes 0.026 ms for 256 x 128 where small tiles take 0.029. mma.sync's large tiles win at
- * 4096 alone there and lose up to a sixth elsewhere. With fewer large tiles than its 132 multiprocessors, small ones: 1
- * x 1024 takes 0.039 ms by 36 large tiles and 0.034 with small ones, 64 x 256 of 192 takes 0.028 and 0.031. */
+/* Measured on an H200: wgmma takes 0.026 ms for 256 x 128, small tiles 0.029. mma.sync's large tiles win at 4096 only
+ * there and are up to a sixth slower elsewhere. With fewer large tiles than its 132 multiprocessors, small ones: 1 x
+ * 1024 takes 0.039 ms with 36 large tiles and 0.034 with small ones, 64 x 256 of 192 takes 0.028 and 0.031. */
 
 /* --- mma.sync ---------------------------------------------------------------------------------------------------- */
 
@@ -76,7 +76,7 @@ static __device__ inline void multiply_fragments(warp_tile<high, wide> &warp, co
 template <int high, int wide, int planes>
 static __device__ inline void multiply_ktile(warp_tile<high, wide> &warp, char *ktile_a, char *ktile_b)
 {
-    constexpr int low = 4; /* chunk where the low parts begin */
+    constexpr int low = 4; /* first chunk of the low parts */
 #pragma unroll
     for (int chunk = 0; chunk < 8 / planes; chunk += 2) {
         uint32_t a[high][4];
@@ -119,7 +119,7 @@ static __global__ void __launch_bounds__((size / 16 / high) * (size / 8 / wide) 
     for (int s = 0; s < ktiles; s++) {
         char *stage = shared + s % STAGES * stage_bytes;
         tchi_cp_async_wait<STAGES - 2>();
-        __syncthreads(); /* k-tile s has landed for all, and all have done with the one before it */
+        __syncthreads(); /* k-tile s has landed for all, and the previous one is no longer in use */
         tchi_bf16x2_load<size, threads, planes>(shared + (s + STAGES - 1) % STAGES * stage_bytes, p, tile,
                                                 s + STAGES - 1);
         multiply_ktile<high, wide, planes>(warp, stage, stage + size * TCHI_BF16X2_ROW_BYTES);

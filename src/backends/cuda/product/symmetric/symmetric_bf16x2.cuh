@@ -18,7 +18,7 @@
 typedef struct tchi_bf16x2_problem {
     int32_t n, k;
     int32_t tiles; /* of one matrix */
-    int32_t has_d; /* D may be missing */
+    int32_t has_d; /* D may be absent */
     int64_t first; /* matrix of the grid's first block */
     float c0, c1, c2;
     tchi_cuda_operand a, b, c, d;
@@ -212,7 +212,7 @@ static __device__ __forceinline__ void tchi_bf16x2_write_mirror(const tchi_bf16x
                                                                 const tchi_bf16x2_tile &tile, const float *staged,
                                                                 tch_scalar type)
 {
-    constexpr int down = size / 32; /* blocks of 32 rows by 4 columns, `down` of them below each other */
+    constexpr int down = size / 32; /* blocks of 32 rows by 4 columns, `down` of them vertically */
     constexpr int warps = threads / 32;
     static_assert(warps % down == 0, "a warp keeps its rows");
     constexpr int step = warps / down * 4;

@@ -46,7 +46,7 @@ static __device__ inline void run_wgmma_tile(const tchi_bf16x2_problem &p, const
         start_ktile<planes>(sum, tchi_wgmma_rows(stage + group * 64 * TCHI_BF16X2_ROW_BYTES),
                             tchi_wgmma_rows(stage + SIZE * TCHI_BF16X2_ROW_BYTES));
         tchi_wgmma_wait<1>();
-        __syncthreads(); /* all have done with k-tile s - 1 */
+        __syncthreads(); /* k-tile s - 1 is no longer in use */
         tchi_bf16x2_load<SIZE, THREADS, planes>(shared + (s + STAGES - 1) % STAGES * STAGE_BYTES, p, tile,
                                                 s + STAGES - 1);
     }
@@ -61,7 +61,7 @@ static __device__ inline void run_wgmma_tile(const tchi_bf16x2_problem &p, const
     __syncthreads();
 }
 
-/* The two numbers are those of symmetric_bf16x2_mma. */
+/* The same limits as for symmetric_bf16x2_mma. */
 template <int planes>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     symmetric_bf16x2_wgmma(const __grid_constant__ tchi_bf16x2_problem p)

@@ -12,7 +12,7 @@
 #define HAS_F64_TENSOR_CORES 1
 #endif
 
-/* --- which tile -------------------------------------------------------------------------------------------------- */
+/* --- tiles ------------------------------------------------------------------------------------------------------- */
 
 /* With tiles `wide` times as high as wide, row i has `wide` (i + 1) of them. */
 static __device__ __forceinline__ place place_of(const problem &p, int64_t tile)

@@ -42,7 +42,7 @@ typedef struct problem {
     void *c;
     tch_scalar c_type;
     int64_t c_ld, c_stride;
-    int c_paired, d_paired; /* elements 2 j and 2 j + 1 of a row lie aligned for one access */
+    int c_paired, d_paired; /* elements 2 j and 2 j + 1 of a row are aligned for one access */
     int n, k;
     double c0, c1, c2;
     int64_t tiles; /* of one matrix */
@@ -66,8 +66,8 @@ static __device__ __forceinline__ int swizzled(int row, int byte)
 typedef struct source {
     const char *a, *b;
     uint32_t a_apart, b_apart; /* bytes from one of its rows to the next */
-    int a_rows, b_rows;        /* of its rows lie in the matrix */
-    int columns;               /* of k that are left where it reads */
+    int a_rows, b_rows;        /* its rows inside the matrix */
+    int columns;               /* remaining columns of k */
     char *to;                  /* in the first stage */
 } source;
 

@@ -123,7 +123,7 @@ static __device__ __forceinline__ void write_factor_tile(const pingpong_problem 
     }
 #pragma unroll
     for (int number = 0; number < 4; number++) {
-        constexpr int half = 32; /* sums of the right squares of a tile come behind those of the left ones */
+        constexpr int half = 32; /* a tile's right squares follow its left ones in the sums */
         const int row = t.row + TCHI_SQUARE * (number / 2), col = t.col + TCHI_SQUARE * (number % 2);
         const bool inner = col < row && row + TCHI_SQUARE <= p.n;
         if (inner && number % 2 == 0) {

@@ -182,7 +182,7 @@ static __device__ __forceinline__ void write_tile(const pingpong_problem &p, con
 template <bool has_d_, tch_scalar in_, tch_scalar out_, bool columns_ = false>
 struct pingpong_gemm : tchi_gemm<STAGES / planes_of(in_), CLUSTER, true> {
     static constexpr tch_scalar in = in_, out = out_;
-    static constexpr bool has_d = has_d_, columns = columns_; /* A and B lie transposed */
+    static constexpr bool has_d = has_d_, columns = columns_; /* A and B are transposed */
     static constexpr int planes = planes_of(in);
     static constexpr int stages = STAGES / planes;
     static constexpr bool staged_d = has_d && planes == 1; /* D follows the k-tiles of a tile through the ring */
@@ -236,7 +236,7 @@ struct pingpong_gemm : tchi_gemm<STAGES / planes_of(in_), CLUSTER, true> {
         }
     }
 
-    /* One tile: its products when it is this warpgroup's turn, its epilogue while the other multiplies. */
+    /* One tile: products when this warpgroup is active, the epilogue while the other multiplies. */
     static __device__ __forceinline__ void compute(const pingpong_problem &p, memory &m, const pingpong_tile &t,
                                                    int group, int i, tchi_ring_place *at)
     {
@@ -251,7 +251,7 @@ struct pingpong_gemm : tchi_gemm<STAGES / planes_of(in_), CLUSTER, true> {
             tchi_barrier_wait(m.ring.full + at->stage, at->parity);
             tchi_turn_pass(m.ring.turn, group);
             read_d(d, m.stage[at->stage]);
-            tchi_tma_publish(); /* reads, too, must be over before the accelerator may write there again */
+            tchi_tma_publish(); /* reads must also complete before TMA may write there again */
             __syncwarp();
             tchi_ring_leave<CLUSTER>(m.ring.empty + at->stage);
         } else {
@@ -266,8 +266,9 @@ struct pingpong_gemm : tchi_gemm<STAGES / planes_of(in_), CLUSTER, true> {
     }
 };
 
-/* For 64 matrices of n = k = 2048: 550 GFLOP for exact halves, 0.73 ms at the 757 TFLOP/s of a whole product by cuBLAS;
- * to and from memory 512 MiB for each of A, B and C and half of it for D, 0.45 ms at 4.3 TB/s with all of them. */
+/* For 64 matrices of n = k = 2048: 550 GFLOP for half of the products, 0.73 ms at the 757 TFLOP/s of a full product by
+ * cuBLAS; to and from memory 512 MiB for each of A, B and C and half of it for D, 0.45 ms at 4.3 TB/s with all of
+ * them. */
 template <class gemm>
 static __global__ void __launch_bounds__(gemm::threads, 1)
     symmetric_pingpong(const __grid_constant__ pingpong_problem p)
@@ -392,7 +393,7 @@ extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, doubl
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */
 
-/* Pairs of C's rows are read and written together, where C is not packed. */
+/* Pairs of C's rows are read and written together, unless C is packed. */
 extern "C" int tchi_cuda_factor_pingpong_supported(const tchi_cuda_state *state, const tch_matrices *c)
 {
     int paired = c->ld == 0 || ((uintptr_t)c->data % 8 == 0 && c->ld % 2 == 0 && (c->batch == 1 || c->stride % 2 == 0));

@@ -23,7 +23,7 @@ typedef struct pingpong_problem {
     float c0, c1, c2;
     const double *scale; /* one per matrix, to the power of `exponent`; NULL for 1 */
     int32_t exponent;    /* 0, 1 or 2 */
-    CUtensorMap a, b, c; /* of split matrices the planes, one after the other */
+    CUtensorMap a, b, c; /* planes of split matrices, contiguous */
     CUtensorMap d;
     tchi_cuda_operand split_d; /* instead of d, for split products */
     tchi_cuda_operand wide_c;  /* instead of c, for float64 and factors */
@@ -48,7 +48,7 @@ static __host__ __device__ inline int group_items(const pingpong_problem &p, int
 typedef struct pingpong_tile {
     int matrix, row, col;
     bool shares_b; /* with the other CTA */
-    bool nothing;  /* none was left for this CTA: it runs with another without storing */
+    bool nothing;  /* no tile left for this CTA: it runs without storing */
 } pingpong_tile;
 
 /* Tiles of a column of C are paired from below; every second column leaves a single on the diagonal. */

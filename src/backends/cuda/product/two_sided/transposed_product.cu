@@ -27,11 +27,11 @@
 #define BOX_BYTES (DEPTH * BOX_COLS * 2) /* of B */
 #define BOXES (TILE_COLS / BOX_COLS)
 #define A_BYTES (TILE_ROWS * DEPTH * 4)
-#define A_BOX_ROWS 32 /* of op(A), where A lies transposed */
+#define A_BOX_ROWS 32 /* of op(A), if A is transposed */
 #define A_BOX_BYTES (A_BOX_ROWS * DEPTH * 4)
 #define STAGES 5
 #define CLUSTER 2
-#define RESULT_BYTES (64 * 256 * 2) /* of a warpgroup: all it has in float16, or half of it in float32 */
+#define RESULT_BYTES (64 * 256 * 2) /* of a warpgroup: all of its columns in float16, or half in float32 */
 #define FLOAT_COLS 128              /* of C in that half */
 #define FLOAT_ROWS 32               /* of C in a box of float32 */
 #define SMALLEST 256                /* contraction that is supported */
@@ -41,7 +41,7 @@ typedef struct transposed_problem {
     int32_t items;         /* one is a tile for each CTA of a cluster */
     int32_t ktiles;
     tchi_transposed_scales scales;
-    double *partial; /* of each matrix, tile and warpgroup; or nothing */
+    double *partial; /* of each matrix, tile and warpgroup; or NULL */
     CUtensorMap a, b, c;
 } transposed_problem;
 

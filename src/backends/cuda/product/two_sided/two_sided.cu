@@ -1,8 +1,8 @@
 /* Two-sided products: Y = L X R' with roots, and L X R' or L' X R with bases.
  *
- *     X16 = half(scale X)                               // fp16_copy.cu, or as gather_fp16 left it
+ *     X16 = half(scale X)                               // fp16_copy.cu, or from gather_fp16
  *     T   = (L X16)', in float16                        // transposed_product.cu
- *     Y   = (R T)', with all scales taken back          // and |Y| with it
+ *     Y   = (R T)', with all scales undone              // and |Y| with it
  *
  * Sums of k terms stay below 2^16 k if X16 is below 2^15 and a side below 2, so T is divided by a power of two that
  * keeps it below 2^15; float16 has 11 bits down to 2^-14. */
@@ -68,7 +68,7 @@ static __global__ void __launch_bounds__(THREADS)
 typedef struct two_sided_plan {
     tch_matrices copy; /* of X, or X itself */
     tch_matrices transposed;
-    uint32_t *left, *right, *x; /* their largest numbers, in the workspace, one behind the other */
+    uint32_t *left, *right, *x; /* their largest elements, contiguous in the workspace */
     double *partial;
     int64_t each; /* sums of one matrix */
 } two_sided_plan;
@@ -150,7 +150,7 @@ static tch_status multiply_by(void *state, int32_t rounded, const tch_matrices *
     return tchi_cuda_gemm(state, 1.0, a, transpose_a, b, transpose_b, 0.0, rounded, c);
 }
 
-/* Both sides where they are NULL or whole. */
+/* Both sides if they are NULL or full. */
 static tch_status from_sides(tchi_cuda_state *s, const tch_preconditioner *p, const tch_matrices *left,
                              const tch_matrices *right, const tch_blocks *blocks, void *other, const tch_matrices *y,
                              double *norms)

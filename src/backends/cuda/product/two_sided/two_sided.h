@@ -8,9 +8,9 @@ TCH_BEGIN_DECLS
 
 /* Scales of the operands' fp16 copies, as the bits of their largest elements (matrix/fp16_copy.h). */
 typedef struct tchi_transposed_scales {
-    const uint32_t *a;      /* of A, or NULL where numbers are at most 1 and stay as they are */
+    const uint32_t *a;      /* of A, or NULL if it is at most 1 and unscaled */
     const uint32_t *before; /* of the A of the product that made B, or NULL */
-    const uint32_t *b;      /* of what B was first copied from; only looked at for a C of float32 */
+    const uint32_t *b;      /* of the source of B; only used for a C of float32 */
     int32_t power;          /* sums are multiplied by 2^power */
 } tchi_transposed_scales;
 

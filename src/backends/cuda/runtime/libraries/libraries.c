@@ -124,7 +124,7 @@ static int folder_of(const char *file, char folder[PATH_MAX])
     if (file == NULL || realpath(file, folder) == NULL) {
         return 0;
     }
-    *strrchr(folder, '/') = '\0'; /* realpath's answer begins with one */
+    *strrchr(folder, '/') = '\0'; /* realpath returns an absolute path */
     return 1;
 }
 

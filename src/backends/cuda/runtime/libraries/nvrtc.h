@@ -22,13 +22,13 @@ typedef struct tchi_nvrtc {
     /* The architectures it can compile for, ascending: 90 for compute capability 9.0. */
     tchi_nvrtc_status (*get_num_supported_archs)(int *count);
     tchi_nvrtc_status (*get_supported_archs)(int *architectures);
-    /* `headers` are texts that an #include of one of `names` finds, before any folder. */
+    /* `headers` are texts for #includes of `names`, found before any folder. */
     tchi_nvrtc_status (*create_program)(tchi_nvrtc_handle *program, const char *source, const char *file, int count,
                                         const char *const *headers, const char *const *names);
     tchi_nvrtc_status (*destroy_program)(tchi_nvrtc_handle *program);
     tchi_nvrtc_status (*add_name_expression)(tchi_nvrtc_handle program, const char *name);
     tchi_nvrtc_status (*compile_program)(tchi_nvrtc_handle program, int count, const char *const *options);
-    /* The name as the machine code has it; it lives as long as the program. */
+    /* The lowered name; valid as long as the program. */
     tchi_nvrtc_status (*get_lowered_name)(tchi_nvrtc_handle program, const char *name, const char **lowered);
     tchi_nvrtc_status (*get_program_log_size)(tchi_nvrtc_handle program, size_t *bytes);
     tchi_nvrtc_status (*get_program_log)(tchi_nvrtc_handle program, char *log);

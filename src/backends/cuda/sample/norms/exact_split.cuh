@@ -1,11 +1,10 @@
-/* Float32 numbers as two of float16 each, for products on the tensor cores of sm_90 that are as exact as float32 sums.
- * A row has a unit, a power of two, and a number becomes an integer of that unit, below 2^10, and a rest of at most
- * 1/2. The products of integers of 128 columns add up to less than 2^24, exactly however tensor cores cut sums off,
- * unless nearly all numbers are as large as the largest; then the last bit of a float32 is at stake. A unit fits what
- * has been seen of its row, and grows when a k-tile has larger numbers.
+/* Float32 numbers as sums of two float16, for products on the tensor cores of sm_90 as accurate as float32 sums. A row
+ * has a unit, a power of two; a number becomes an integer multiple of it, below 2^10, and a residual of at most 1/2
+ * unit. The integer products of 128 columns sum to less than 2^24, which is exact even though tensor cores truncate,
+ * unless nearly all numbers are as large as the largest; then the last bit of a float32 is at stake. A unit fits the
+ * row's numbers so far, and grows with larger ones.
  *
- * The one thing to know before changing it: the order of a k-tile's columns is another one after it has been split, the
- * same in all rows. */
+ * Before changing it: splitting permutes a k-tile's columns, in the same way in all rows. */
 #ifndef TCHI_CUDA_EXACT_SPLIT_CUH
 #define TCHI_CUDA_EXACT_SPLIT_CUH
 
@@ -20,11 +19,11 @@ typedef struct tchi_exact_units {
     uint8_t before[TCHI_EXACT_ROWS], now[TCHI_EXACT_ROWS];
 } tchi_exact_units;
 
-#if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
+#if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* uses instructions of sm_90a */
 
 /* --- units ------------------------------------------------------------------------------------------------------- */
 
-#define TCHI_EXACT_NO_UNIT 10 /* the least whose reciprocal is a float32 */
+#define TCHI_EXACT_NO_UNIT 10 /* the smallest whose reciprocal is a float32 */
 
 static __device__ __forceinline__ float tchi_exact_power(int exponent)
 {
@@ -99,8 +98,8 @@ static __device__ __forceinline__ int tchi_exact_row(char *ktile, int row, int u
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* Products of integers, accumulated if `add` is 1; the others are added to `rests`. Descriptor addresses are in units
- * of 16 bytes: a step of 16 columns is 2 on, residuals begin 4 on. */
+/* Integer products, accumulated if `add` is 1; the others are added to `rests`. Descriptor addresses are in units of 16
+ * bytes: a step of 16 columns is 2, residuals begin at 4. */
 static __device__ __forceinline__ void tchi_exact_start(float (&integers)[64], float (&rests)[64], const char *rows,
                                                         const char *cols, int add)
 {
@@ -120,8 +119,8 @@ static __device__ __forceinline__ void tchi_exact_start(float (&integers)[64], f
     tchi_wgmma_commit();
 }
 
-/* The first of a thread's two rows of the tile, the other being 8 on, and its first column; sum[4 j + e] is row e / 2
- * and column 8 j + e % 2 from there. */
+/* The first of a thread's two rows of the tile, the other being 8 below, and its first column; sum[4 j + e] is at row e
+ * / 2 and column 8 j + e % 2 from there. */
 static __device__ __forceinline__ int tchi_exact_first_row()
 {
     return tchi_thread_index() / 32 * 16 + tchi_thread_index() % 32 / 4;
@@ -147,7 +146,6 @@ static __device__ __forceinline__ void tchi_exact_change(float (&sum)[64], float
     }
 }
 
-/* The sums themselves. */
 static __device__ __forceinline__ void tchi_exact_finish(float (&sum)[64], const float (&rests)[64],
                                                          const tchi_exact_units &rows, const tchi_exact_units &cols)
 {

@@ -57,7 +57,7 @@ tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samp
                             *parts, scale, norms);
 }
 
-/* --- terms that cancel ------------------------------------------------------------------------------------------- */
+/* --- cancellation ------------------------------------------------------------------------------------------------ */
 
 /* Cancellation limit, as on the CPU: sum of absolute terms over sum of terms. */
 #define MOST_CANCELED 256.0
@@ -66,9 +66,9 @@ tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samp
 typedef struct gram_sums {
     int64_t batch, tiles, groups;
     const double *parts, *sizes;
-    double *totals; /* of each matrix */
-    int32_t *again; /* whether it is to be done in tile form */
-    int32_t *list;  /* those that are, in any order */
+    double *totals; /* per matrix */
+    int32_t *again; /* whether it must be recomputed in tile form */
+    int32_t *list;  /* those to recompute, in any order */
     int32_t *count; /* of the list */
 } gram_sums;
 
@@ -134,7 +134,7 @@ static tch_status finish_norms(const tchi_cuda_state *state, const tch_matrices 
 typedef struct single_problem {
     tchi_cuda_operand a, g;
     int64_t d, p, groups, samples;
-    double one; /* more in |a|^2 where there is a bias, or 0 */
+    double one; /* added to |a|^2: 1 with a bias, or 0 */
     double scale;
     double *norms;
 } single_problem;
@@ -153,7 +153,7 @@ static __device__ double squares_of(const tchi_cuda_operand &m, int64_t matrix, 
     return tchi_cuda_block_sum(total, (int)threadIdx.x, THREADS, shared);
 }
 
-/* Reads p + d elements a sample: 256 samples of 1024 to 1024 in float32 are 2 MB, nothing. */
+/* Reads p + d elements per sample: 256 samples of 1024 to 1024 in float32 are 2 MB, negligible. */
 template <typename real> static __global__ void __launch_bounds__(THREADS) sample_norms_single(const single_problem p)
 {
     __shared__ double sums[32];
@@ -187,7 +187,7 @@ typedef enum norms_path { PLAIN, SPLIT, MMA, WGMMA, FP16 } norms_path;
  * bench/logs/cuda_sample_norms.md. */
 typedef struct norms_rates {
     double gram, tiles;
-    double copies; /* 0 where there are none */
+    double copies; /* 0 if there are none */
 } norms_rates;
 
 /* Without rounding the tile form has the plain kernel only. Float64 was not measured. */
@@ -219,7 +219,7 @@ static norms_path path_of(const tchi_cuda_state *state, const tch_matrices *a, c
                           int32_t rounded)
 {
     if (!tchi_cuda_kernel_fits(state, TCHI_NORMS_MMA, a, NULL) || (a->type == TCH_SCALAR_F32 && !rounded)) {
-        /* Of a few columns the plain kernel is the more exact, and quick enough. */
+        /* For a few columns the plain kernel is more accurate, and fast enough. */
         bool many = a->cols >= 32 && g->cols >= 32;
         return many && tchi_cuda_sample_norms_gram_supported(state, a, g) ? SPLIT : PLAIN;
     }
@@ -285,7 +285,7 @@ static tch_status norms_by_tiles(const tchi_cuda_state *state, const tch_matrice
     return tchi_cuda_sample_norms_add(state, a->batch / groups, &sums, scale, norms);
 }
 
-/* The bias's part by itself: reads G once more. */
+/* The bias's part, separately: reads G once more. */
 static tch_status bias_norms(void *state, const tch_matrices *g, int64_t groups, double scale, const tch_matrices *sums,
                              double *norms, void *scratch)
 {
@@ -321,7 +321,7 @@ extern "C" tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a,
     return bias ? bias_norms(state, g, groups, scale, sums, norms, scratch) : TCH_OK;
 }
 
-/* A double for every part, and for every matrix its total and two numbers of 32 bits; a double more for the count. */
+/* A double per part, and per matrix a total and two 32-bit numbers; one more double for the count. */
 extern "C" int64_t tchi_cuda_sample_norms_scratch(int64_t positions, int64_t d, int64_t p, int64_t batch)
 {
     return (batch * (most_parts(positions, d, p) + 2) + 1) * (int64_t)sizeof(double);

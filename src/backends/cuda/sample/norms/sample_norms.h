@@ -56,9 +56,9 @@ tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_
 /* The parts of tiles. */
 typedef struct tchi_norms_parts {
     const double *parts;
-    int64_t tiles;                         /* of a matrix */
-    int64_t groups;                        /* matrices of a sample */
-    const uint32_t *largest_a, *largest_g; /* where they were scaled copies (fp16_copy.h), or NULL */
+    int64_t tiles;                         /* per matrix */
+    int64_t groups;                        /* matrices per sample */
+    const uint32_t *largest_a, *largest_g; /* of scaled copies (fp16_copy.h), or NULL */
 } tchi_norms_parts;
 
 /* norms[i] += scale times the sum of the parts of sample i. */

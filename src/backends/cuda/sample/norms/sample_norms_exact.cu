@@ -1,13 +1,12 @@
-/* Squared norms of per-sample gradients in float32 for sm_90, in Gram form, <A A', G G'>, as exactly as float32 sums
- * and at the speed of tensor cores: numbers are split as exact_split.cuh says, and a tile of either matrix is the sum
- * of four products. Those of integers are exact for a few k-tiles and are then added to the tile in float32, rounded to
- * nearest; the others are so much smaller that what tensor cores cut from their sums does not matter. Tiles are
- * shared out to blocks by a stream-K split, as stream_k.cuh says.
+/* Squared norms of per-sample gradients in float32 for sm_90, in Gram form, <A A', G G'>, as accurate as float32 sums
+ * and at the speed of tensor cores: numbers are split (exact_split.cuh), and a tile of either matrix is the sum of four
+ * products. Integer products are exact for a few k-tiles and are then added to the tile in float32, rounded to nearest;
+ * the others are so much smaller that truncation by tensor cores is negligible. Tiles are distributed to blocks by a
+ * stream-K split (stream_k.cuh).
  *
- * The one thing to know before changing it: a stage in shared memory goes from the tensor memory accelerator ("full")
- * to the warpgroup that splits it where it lies ("ready"), then to the two that multiply ("empty"). A tile on the
- * diagonal has one operand, loaded once. Sums are in the units of the last k-tile: where one has grown, they are
- * brought to it before the next products start. */
+ * Before changing it: a stage in shared memory goes from TMA ("full") to the warpgroup that splits it in place
+ * ("ready"), then to the two that multiply ("empty"). A tile on the diagonal has one operand, loaded once. Sums are in
+ * the units of the last k-tile: if a unit grows, they are rescaled before the next products start. */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -18,23 +17,23 @@
 #define TILE TCHI_GRAM_TILE
 #define KTILE_BYTES TCHI_GRAM_KTILE_BYTES
 #define STAGES 5
-#define AHEAD 3 /* k-tiles asked for and not yet split: with more, splitting would wait for products in flight */
+#define AHEAD 3 /* k-tiles in flight; with more, splitting would wait for products in flight */
 /* K-tiles whose integer products are accumulated before they are added to the tile, at most: cuda_sample_norms.md. */
 #define TOGETHER 4
 #define GROUPS 2
 #define WARPS (4 * GROUPS)
 #define PARTS (WARPS + 1)
-#define THREADS (128 * (GROUPS + 1)) /* the last warpgroup asks for k-tiles and splits them */
+#define THREADS (128 * (GROUPS + 1)) /* the last warpgroup loads k-tiles and splits them */
 #define SPLITTER_REGISTERS 88
 #define MULTIPLIER_REGISTERS 208
 #define JOIN_THREADS 1024
 
-typedef float split_sums[64][128 * GROUPS]; /* a tile, as the threads that multiply have it */
+typedef float split_sums[64][128 * GROUPS]; /* a tile, distributed over the multiplying threads */
 
 typedef struct split_problem {
     tchi_stream_k runs;
     int32_t tiles;      /* of a sample */
-    float one_a, one_g; /* more in that of A A' and G G' which is the inputs', where there is a bias, or 0 */
+    float one_a, one_g; /* added to the inputs' Gram matrix: 1 with a bias, or 0 */
     double *parts, *sizes;
     split_sums *kept, *chunks; /* of tiles with split_blocks: A A' of each, and chunks of G G' */
     CUtensorMap a, g;
@@ -56,7 +55,7 @@ typedef struct split_memory {
     char stage[STAGES][2][KTILE_BYTES];
     split_sums kept;                          /* a tile of A A' while that of G G' is computed */
     tchi_exact_units units[STAGES][2];        /* of the tile's rows and of its columns */
-    int32_t grown[STAGES][2][4];              /* whether one has, of 32 of them */
+    int32_t grown[STAGES][2][4];              /* whether one of 32 of them has grown */
     int32_t diagonal[STAGES], begins[STAGES]; /* whether columns are rows; whether a run begins */
     uint64_t full[STAGES], ready[STAGES], empty[STAGES];
     split_walk next; /* of one thread, which has few registers */
@@ -75,9 +74,9 @@ static __device__ __forceinline__ split_tile tile_of(const split_problem &p, int
     return {item / p.tiles, row * TILE, col * TILE};
 }
 
-#if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
+#if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* uses instructions of sm_90a */
 
-/* --- k-tiles, asked for and split -------------------------------------------------------------------------------- */
+/* --- k-tiles: loading and splitting ------------------------------------------------------------------------------ */
 
 static __device__ __forceinline__ bool find_ktile(const split_problem &p, split_walk *next)
 {
@@ -115,7 +114,7 @@ static __device__ __forceinline__ void request_ktile(const split_problem &p, spl
     next->ktile++;
 }
 
-/* A row of an operand by each thread. */
+/* Each thread splits a row of an operand. */
 static __device__ __forceinline__ void split_operand(split_memory &m, int stage, int operand, int *unit)
 {
     int row = (int)threadIdx.x % 128;
@@ -185,7 +184,7 @@ static __device__ __forceinline__ void release_stage(uint64_t *empty)
     tchi_ring_leave<1>(empty);
 }
 
-/* Waits for all products, and adds those of integers to the tile. */
+/* Waits for all products, and adds the integer ones to the tile. */
 static __device__ __forceinline__ void settle_partial_sums(float (&sum)[64], float (&integers)[64], float (&rests)[64])
 {
     tchi_wgmma_wait<0>();
@@ -258,7 +257,7 @@ static __device__ __forceinline__ void store_split_sums(split_sums &to, const fl
     }
 }
 
-/* The sum of a thread's terms, x times y with `one` more, and that of their absolute values. */
+/* The sum of a thread's terms, x + `one` times y, and that of their absolute values. */
 typedef struct split_terms {
     double sum, size;
 } split_terms;
@@ -281,7 +280,7 @@ static __device__ __forceinline__ split_terms dot(const split_sums &x, const flo
 
 #endif
 
-/* Of the PARTS of a tile the last is that of sample_norms_join, 0 where no one helped. */
+/* The last of a tile's PARTS is that of sample_norms_join, 0 without split_blocks. */
 static __device__ __forceinline__ void write_part(const split_problem &p, int item, int part, double total, double size)
 {
     split_tile tile = tile_of(p, item);
@@ -345,9 +344,9 @@ static __device__ __forceinline__ void create_barriers(split_memory &m)
 
 #endif
 
-/* Four products of float16 for one of float32: 4 T^2 (p + d) operations per sample, and half of a tile on the diagonal
- * for nothing. For 32 samples of 768 to 3072 with T = 256: 48 GFLOP, 0.064 ms at the 757 TFLOP/s of cuBLAS; 126 MB,
- * 0.03 ms at 4.19 TB/s. */
+/* Four float16 products for one of float32: 4 T^2 (p + d) operations per sample, and half of a tile on the diagonal is
+ * wasted. For 32 samples of 768 to 3072 with T = 256: 48 GFLOP, 0.064 ms at the 757 TFLOP/s of cuBLAS; 126 MB, 0.03 ms
+ * at 4.19 TB/s. */
 static __global__ void __launch_bounds__(THREADS, 1) sample_norms_split(const __grid_constant__ split_problem p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA

@@ -1,15 +1,14 @@
-/* Squared norms of per-sample gradients by wgmma where it cannot take the operands as they are: float32, and rows that
- * are not aligned, are copied to the workspace first, so many samples at a time, and so many columns of G where a
- * single sample is too large: a gradient's squared norm is the sum of those of its parts.
+/* Squared norms of per-sample gradients by wgmma on copies of operands that it does not support: float32, and unaligned
+ * rows. As many samples at a time as fit the workspace, and parts of G's columns if a single sample is too large: a
+ * gradient's squared norm is the sum of those of its parts.
  *
  *     for (each part of the samples that fits the workspace) {
- *         x = half of A times 2^e;                            // e of each matrix; half types are copied as they are
+ *         x = half of A times 2^e;                            // e of each matrix; half types are copied unchanged
  *         for (each part of G's columns that fits) {
  *             y = half of G times 2^f;
  *             norms[b] += scale * |y' x|^2 / 4^(e + f);       // sample_norms_wgmma.cu
  *         }
- *     }
- * */
+ *     } */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -66,7 +65,7 @@ static void *carve_scratch(char **at, int64_t bytes)
 /* Samples and columns of m, in place or as a copy with its largest elements. */
 typedef struct fp16_side {
     tch_matrices m;
-    uint32_t *largest; /* NULL where nothing was scaled */
+    uint32_t *largest; /* NULL if not scaled */
 } fp16_side;
 
 static tch_status prepare(const tchi_cuda_state *state, const tch_matrices *part, bool copied, char **at,

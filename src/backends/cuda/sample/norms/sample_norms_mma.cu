@@ -16,7 +16,7 @@ typedef struct norms_problem {
     tchi_tile_pair first, second; /* G' A; or, in Gram form, A A' and G G' */
     int64_t across;               /* tiles in a row of G' A */
     int64_t tiles, items;         /* of one sample, of all */
-    float one;                    /* more in A A' where there is a bias, or 0 */
+    float one;                    /* added to A A': 1 with a bias, or 0 */
     double *parts, *sizes;
 } norms_problem;
 
@@ -143,8 +143,8 @@ tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_ma
 
 /* --- squares of elements ------------------------------------------------------------------------------------------ */
 
-/* Sums over samples of the squares of gradients' elements, for EKFAC: a block keeps its tile of the sum in registers
- * and goes through the samples.
+/* Sums over samples of the squared elements of gradients, for EKFAC: a block keeps its tile of the sum in registers and
+ * iterates over the samples.
  *
  *     for (i = 0; i < p; i++) {
  *         for (j = 0; j < d; j++) {
@@ -155,8 +155,7 @@ tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_ma
  *             }
  *             out[i][j] = beta * out[i][j] + scale * squares;
  *         }
- *     }
- * */
+ *     } */
 typedef struct squares_problem {
     tchi_tile_pair pair;
     tchi_cuda_operand out;

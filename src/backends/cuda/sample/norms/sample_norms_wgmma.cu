@@ -1,9 +1,9 @@
-/* Squared norms of per-sample gradients for sm_90, by persistent GEMMs (persistent_gemm.cuh) whose squares are summed
- * where the products are, in registers: in tile form for half types, |X' Y|^2 with operands given by columns, and in
- * Gram form for float32, <A A', G G'> by the lower tiles of both.
+/* Squared norms of per-sample gradients for sm_90, by persistent GEMMs (persistent_gemm.cuh) that sum squares of
+ * products in registers: in tile form for half types, |X' Y|^2 with operands given by columns, and in Gram form for
+ * float32, <A A', G G'> by the lower tiles of both.
  *
- * The tensor cores truncate float32 operands to 11 bits, which would make every norm smaller by about a thousandth; so
- * the threads that multiply round a k-tile where it lies, while the previous one is being multiplied. */
+ * Tensor cores truncate float32 operands to 11 bits, which would make every norm about 0.1 % smaller; so the consumer
+ * threads round a k-tile in place, while the previous one is being multiplied. */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/persistent_gemm.cuh"
 #include "sample_norms.h"
@@ -13,8 +13,8 @@
 typedef struct norms_problem {
     int32_t items, ktiles;
     int32_t across, tiles; /* tiles in a row, and of a sample */
-    int32_t ktiles_a;      /* in Gram form, of A, which come before those of G */
-    float one;             /* more in A A' where there is a bias, or 0 */
+    int32_t ktiles_a;      /* of A in Gram form, which precede those of G */
+    float one;             /* added to A A': 1 with a bias, or 0 */
     double *parts, *sizes;
     CUtensorMap x, y; /* or A and G */
 } norms_problem;
@@ -23,9 +23,9 @@ typedef struct norms_tile {
     int row, col, matrix;
 } norms_tile;
 
-/* 2 T p d operations per sample in tile form; (p + d) T elements move, and from the L2 cache 384 T for a tile. For 8
- * samples of 768 to 3072 with T = 1024: 38.7 GFLOP, 0.051 ms at the 757 TFLOP/s of cuBLAS; 63 MB. The numbers of the
- * Gram form are those of sample_norms_gram in sample_norms_mma.cu. */
+/* 2 T p d operations per sample in tile form; (p + d) T elements from memory, and from L2 384 T per tile. For 8 samples
+ * of 768 to 3072 with T = 1024: 38.7 GFLOP, 0.051 ms at the 757 TFLOP/s of cuBLAS; 63 MB. sample_norms_gram in
+ * sample_norms_mma.cu has the numbers of the Gram form. */
 template <class gemm>
 static __global__ void __launch_bounds__(gemm::threads, 1) sample_norms_wgmma(const __grid_constant__ norms_problem p)
 {
@@ -91,7 +91,7 @@ template <tch_scalar type> struct tiles_gemm : tchi_gemm<STAGES, 1, false, false
         }
     }
 
-    /* A step of 16 along the contraction is 16 rows of 128 bytes, and addresses in descriptors count 16. */
+    /* A step of 16 along the contraction is 16 rows of 128 bytes; descriptor addresses are in units of 16. */
     static __device__ __forceinline__ void start(const norms_problem &, memory &m, int stage, int group,
                                                  float (&sum)[1][128], tchi_no_fragment &, int add)
     {
@@ -154,7 +154,7 @@ tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_
 
 #define GRAM_STAGES 6
 
-/* To TF32, to nearest: the whole of a stage, or its first half. */
+/* Rounds a stage, or its first half, to TF32, to nearest. */
 static __device__ __forceinline__ void round_ktile(char *stage, int bytes)
 {
 #pragma unroll 4
@@ -211,7 +211,7 @@ struct gram_gemm : tchi_gemm<GRAM_STAGES, 1, false, false> {
         }
     }
 
-    /* Addresses in descriptors count 16 bytes, and a step of 8 numbers is 32. */
+    /* Descriptor addresses are in units of 16 bytes, and a step of 8 numbers is 32 bytes. */
     static __device__ __forceinline__ void start(const norms_problem &, memory &m, int stage, bool diagonal,
                                                  float (&sum)[1][64], tchi_no_fragment &, int add)
     {

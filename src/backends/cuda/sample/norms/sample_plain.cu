@@ -1,7 +1,6 @@
-/* Norms and squares of per-sample gradients by plain multiplications, in float64 for float64 and in float32 for the
- * rest: for every type, size and GPU. Where speed matters, sample_norms.cu and sample_norms_mma.cu have found a faster
- * way before; where float32 may not be rounded, this is the way. Nothing but a tile of a gradient, or of the two Gram
- * matrices, is ever formed.
+/* Norms and squares of per-sample gradients on CUDA cores, in float64 for float64 and in float32 for the rest: for
+ * every type, size and GPU. The fallback of sample_norms.cu and sample_norms_mma.cu, and the only kernel if float32
+ * must not be rounded. Only a tile of a gradient, or of the two Gram matrices, is formed at a time.
  *
  *     for (i = 0; i < p; i++) {
  *         for (j = 0; j < d; j++) {
@@ -10,8 +9,7 @@
  *             out[i][j] += scale * sum * sum;                 // sample_squares_plain, over all samples
  *         }
  *     }
- *     norm = sum over s and u of dot(a[s], a[u]) * dot(g[s], g[u]);   // sample_norms_plain, in Gram form
- * */
+ *     norm = sum over s and u of dot(a[s], a[u]) * dot(g[s], g[u]);   // sample_norms_plain, in Gram form */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -26,10 +24,10 @@ template <typename real, int groups> struct shape {
     static constexpr int group = side * side; /* threads */
     static constexpr int threads = groups * group;
     static constexpr int depth = groups == 1 ? 16 : 8 * groups; /* steps of the contraction in a k-tile */
-    static constexpr int vec4s = TILE * depth / 4 / threads;    /* of a k-tile that a thread brings */
+    static constexpr int vec4s = TILE * depth / 4 / threads;    /* of a k-tile that a thread loads */
 };
 
-/* Norms of float32 and narrower; bench/logs/cuda_sample_norms.md has the time of one group. */
+/* Norms of float32 and narrower; bench/logs/cuda_sample_norms.md has the time with one group. */
 template <typename real> static constexpr int groups_of = sizeof(real) == 4 ? 4 : 1;
 
 /* X Y' of rows, or X' Y of columns; k is along the contraction. `ones` is the index of the bias column after those of
@@ -190,7 +188,7 @@ template <typename real, int groups> static __device__ void gather(part<real> &s
     int group = (int)threadIdx.x / threads;
     real *mine = &s.x[0][0] + threadIdx.x % threads;
     for (int g = 1; g < groups; g++) {
-        __syncthreads(); /* what was there has been read */
+        __syncthreads(); /* the previous values have been read */
         if (group == g) {
 #pragma unroll
             for (int e = 0; e < each * each; e++) {
@@ -222,7 +220,7 @@ static __device__ void multiply_plain_tile(part<real> &sum, ktiles<real, groups>
     fetch_operand<real, groups, by_rows>(x, p.x, p.depth, matrix, row, 0);
     fetch_operand<real, groups, by_rows, with_ones>(y, p.y, p.depth, matrix, col, 0);
     for (int64_t from = 0; from < p.depth; from += steps) {
-        __syncthreads(); /* the k-tile before has been used */
+        __syncthreads(); /* the previous k-tile is no longer in use */
         store_ktile<real, groups, by_rows>(s.x, x);
         store_ktile<real, groups, by_rows>(s.y, y);
         __syncthreads();
@@ -250,12 +248,12 @@ typedef struct norms_problem {
     product first, second; /* G' A; or, in Gram form, A A' and G G' */
     int64_t across;        /* tiles in a row of G' A */
     int64_t tiles, items;  /* of one sample, of all */
-    int32_t one;           /* more in A A' where there is a bias, or 0 */
+    int32_t one;           /* added to A A': 1 with a bias, or 0 */
     double *parts, *sizes;
     const int32_t *list, *count; /* of LISTED */
 } norms_problem;
 
-/* LISTED are tiles of the listed matrices only, in a separate kernel because the others have no register left. */
+/* LISTED: tiles of the listed matrices only, in a separate kernel because the others have no register left. */
 enum norms_of { GRAM, TILES, LISTED };
 
 /* Tile form: 2 T p d operations per sample; Gram form: T^2 (p + d), half of the matrices. A tile reads 2 TILE elements

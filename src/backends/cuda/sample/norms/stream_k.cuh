@@ -1,11 +1,10 @@
-/* A stream-K split: how the tiles of a Gram kernel are shared out to its blocks, which all run at the same time, one on
- * a multiprocessor. Each has whole tiles first, as many as all can have. Each tile that is left over (`split_tiles` of
- * them) has a block of its own, and the blocks without one (`split_blocks`) take over the last k-tiles of G: all of
- * them in a line, cut into equal stretches. A stretch lies in one tile or in several, and what a block has of one is a
- * part of it.
+/* A stream-K split: distributes the tiles of a Gram kernel to blocks, which are all resident, one per multiprocessor.
+ * Each first has whole tiles, as many as all can have. Each remaining tile (`split_tiles` of them) has its own block,
+ * and the blocks without one (`split_blocks`) take the last k-tiles of G, concatenated and divided into equal
+ * stretches. A stretch is in one tile or several; a block's part of a tile is a chunk.
  *
- * The one thing to know before changing it: <A A', G G'> is a sum over k-tiles of G, so that parts can be multiplied
- * with the tile of A A' one by one, but each needs all of A A'. */
+ * Before changing it: <A A', G G'> is a sum over k-tiles of G, so that chunks can be multiplied by the tile of A A'
+ * separately, but each needs all of A A'. */
 #ifndef TCHI_CUDA_STREAM_K_CUH
 #define TCHI_CUDA_STREAM_K_CUH
 
@@ -14,9 +13,9 @@
 typedef struct tchi_stream_k {
     int32_t blocks;
     int32_t ktiles_a, ktiles_g;
-    int32_t whole; /* tiles that every block has */
+    int32_t whole; /* tiles per block */
     int32_t split_tiles, split_blocks;
-    int32_t cut; /* of G's k-tiles in a tile left over: its owner has those before it */
+    int32_t cut; /* of G's k-tiles in a split tile: its owner has those before it */
 } tchi_stream_k;
 
 /* K-tiles of A or of G for one tile. */
@@ -29,7 +28,7 @@ static __host__ __device__ inline int64_t tchi_stream_k_line(const tchi_stream_k
     return (int64_t)r.split_tiles * (r.ktiles_g - r.cut);
 }
 
-/* Where a split_block's stretch of the line begins. */
+/* The start of a split_block's stretch. */
 static __host__ __device__ inline int64_t tchi_stream_k_stretch(const tchi_stream_k &r, int split_block)
 {
     return tchi_stream_k_line(r) * split_block / r.split_blocks;
@@ -42,7 +41,7 @@ static __device__ __forceinline__ bool tchi_stream_k_helps(const tchi_stream_k &
     return (int)blockIdx.x >= r.split_tiles;
 }
 
-/* Chunks of a block that helps. */
+/* Chunks of a split_block. */
 static __device__ __forceinline__ int tchi_stream_k_chunks(const tchi_stream_k &r)
 {
     int split_block = (int)blockIdx.x - r.split_tiles;
@@ -85,7 +84,7 @@ static __device__ __forceinline__ tchi_k_range tchi_stream_k_get(const tchi_stre
 
 /* --- on the host ------------------------------------------------------------------------------------------------- */
 
-#define TCHI_RUNS_WORTH 8 /* k-tiles that helping must save: about what storing and joining chunks takes */
+#define TCHI_RUNS_WORTH 8 /* k-tiles that a split must save: about the cost of storing and joining chunks */
 
 /* Owners and split_blocks finish together if A and G up to the cut are as many k-tiles as a stretch. */
 static inline tchi_stream_k tchi_stream_k_share(int64_t items, int blocks, int64_t ktiles_a, int64_t ktiles_g)

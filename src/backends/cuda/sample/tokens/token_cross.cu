@@ -15,11 +15,11 @@
 #include "token_order.cuh"
 
 #define CROSS_TILE 128 /* positions of H and of A */
-#define CROSS_RANGES 8 /* that the positions of A are cut into, for more blocks than tiles of H */
+#define CROSS_RANGES 8 /* ranges of A's positions, for more blocks than tiles of H */
 #define THREADS 256
-#define DEPTH 8  /* columns of a step */
-#define EACH 8   /* rows and columns of the tile that a thread has: two vec4s, half a tile apart */
-#define CHUNK 64 /* positions of a block of token_dots */
+#define DEPTH 8  /* columns per step */
+#define EACH 8   /* rows and columns of the tile per thread: two vec4s, half a tile apart */
+#define CHUNK 64 /* positions per block of token_dots */
 
 /* Blocks per multiprocessor for float32: two if ptxas fits them into 128 registers without spilling. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void sum_tiles(const cross_call &c, double *sh
     }
 }
 
-/* --- by float32 or float64 arithmetic ---------------------------------------------------------------------------- */
+/* --- on CUDA cores ----------------------------------------------------------------------------------------------- */
 
 /* Columns of the operand first, so that a thread reads four of its positions at once. */
 template <typename real> struct cross_tile {
@@ -127,7 +127,7 @@ static __device__ inline void tile_products(const cross_call &c, int64_t b, int6
     for (int64_t j = 0; j < c.cols; j += DEPTH) {
         tchi_cuda_vec4<real> four_h = fetch_operand<real>(c.h, b, s, c.list.positions, j, c.cols);
         tchi_cuda_vec4<real> four_a = fetch_operand<real>(c.a, b, t, c.rows, j, c.cols);
-        __syncthreads(); /* all have done with the step before */
+        __syncthreads(); /* the previous step is no longer in use */
         store_cross_tile(h, four_h);
         store_cross_tile(a, four_a);
         __syncthreads();
@@ -187,7 +187,7 @@ static __device__ __forceinline__ double weigh_sums(const cross_call &c, int64_t
 {
     double total = 0;
 #pragma unroll
-    for (int k = 0; k < 8; k++) { /* rows of the tile that the thread has */
+    for (int k = 0; k < 8; k++) { /* the thread's rows of the tile */
         int64_t position = s + tchi_tile_row<2, true>(k / 2, k % 2);
         int64_t token = position < c.list.positions ? tchi_cuda_token_at(c.list, b, position) : c.list.rows;
         if (token == c.list.rows) {
@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
 
-/* token_dots has no more chunks. */
+/* token_dots has at most as many chunks. */
 int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions)
 {
     int64_t tiles = tchi_cuda_ceil_div(positions, CROSS_TILE);

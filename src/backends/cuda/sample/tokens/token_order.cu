@@ -27,7 +27,7 @@ static int64_t chunks_of(int64_t length)
 
 typedef struct pass_call {
     tchi_cuda_token_list list;
-    const int32_t *from; /* NULL: positions as they come */
+    const int32_t *from; /* NULL: unsorted positions */
     int32_t *to;
     int32_t *counts; /* (groups, DIGITS, chunks) */
     int64_t chunks;  /* of a group */

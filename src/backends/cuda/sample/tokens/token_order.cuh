@@ -10,7 +10,7 @@ typedef struct tchi_cuda_token_list {
     const void *tokens; /* samples by positions */
     tch_scalar type;    /* int32 or int64 */
     int64_t ld, positions;
-    int64_t rows, padding; /* tokens that count: 0 to rows, without padding */
+    int64_t rows, padding; /* valid tokens: 0 to rows, without padding */
     int64_t groups, length;
 } tchi_cuda_token_list;
 
@@ -22,7 +22,7 @@ static inline tchi_cuda_token_list tchi_cuda_token_list_of(const tch_matrices *t
     return {tokens->data, tokens->type, tokens->ld, tokens->cols, rows, padding, groups, length};
 }
 
-/* A token; `rows` for tokens that do not count. */
+/* A token; `rows` for ignored ones. */
 static __device__ inline int64_t tchi_cuda_token_at(const tchi_cuda_token_list &list, int64_t sample, int64_t position)
 {
     int64_t index = sample * list.ld + position;

@@ -23,7 +23,7 @@
 #define COLUMNS 128    /* of a warp */
 #define AT_ONCE 4      /* positions whose rows a warp has in flight */
 #define SPAN 32        /* positions of a span, at least */
-#define MAX_SPANS 4096 /* of all groups, where these are longer than a span */
+#define MAX_SPANS 4096 /* of all groups, if these are longer than a span */
 
 /* Partial sums of a run that crosses spans: at the start of a span, or only at its end. */
 enum { HEAD = 0, TAIL = 1, PARTS = 2 };
@@ -37,7 +37,7 @@ typedef struct run_call {
     int64_t cols, chunks;  /* of columns */
     int64_t span, spans;   /* positions of one, and spans of a group */
     void *parts;           /* (groups, spans, PARTS, cols) */
-    double *squares;       /* (groups, spans, chunks), where norms are wanted */
+    double *squares;       /* (groups, spans, chunks), for norms */
     tchi_cuda_operand out; /* otherwise */
 } run_call;
 
@@ -96,7 +96,7 @@ template <typename real> static __device__ inline real *part_at(const run_call &
 
 /* --- sums of runs ------------------------------------------------------------------------------------------------ */
 
-/* A lane's position: offset of its row of G, or -1 if it does not count, its token, and the row's factor. A factor of 0
+/* A lane's position: offset of its row of G, or -1 if it is ignored, its token, and the row's factor. A factor of 0
  * skips the position even if the row is not finite. */
 template <typename real> struct run_entry {
     int64_t row, token;
@@ -234,7 +234,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) run_sums_kernel(const __
     }
 }
 
-/* --- runs over several spans ------------------------------------------------------------------------------------ */
+/* --- runs across spans ------------------------------------------------------------------------------------------- */
 
 /* The sum of the heads of the spans after p in the run of `token`; warps take spans round-robin. */
 template <typename real>
