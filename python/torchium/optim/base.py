@@ -7,9 +7,11 @@ option that determines memory was changed) it is replaced by a new one with the 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import inspect
+import math
 import operator
 import re
 import sys
@@ -29,30 +31,23 @@ from torchium.factory import class_of
 from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.matrices import Role, roles_of
-from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
+from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, placed, put_back
 from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, device_of_forecast, engine_stats, rates_of
 from ._shared.consolidate import asked_by_checkpoint, consolidate, in_tiles, is_divided, to_be_loaded
 from ._shared.group import Group as SharedGroup
-from ._shared.group import make_group, ranks_of
+from ._shared.group import make_group, meeting, ranks_of
+from ._shared.sharding import local_tensor
 from ._shared.tiles import untiled
 from .arguments import GROUPED_DEFAULTS
-from .options import (
-    Options,
-    adamw_rate,
-    begin_share,
-    has_ratio,
-    hint_for,
-    keep_ratio,
-    lr_for,
-    plain,
-    shown,
-)
+from .options import Options, adamw_rate, begin_share, has_ratio, hint_for, keep_ratio, lr_for, plain, shown
 
 __all__ = ["TorchiumOptimizer", "is_trained", "outside"]
 
 _Loss = TypeVar("_Loss")
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
+# What ranks do together, as messages say it.
+_STEP, _BEGIN, _TAKE = "take a step", "have first gradients", "take the state"
 _TO = {"whole": None, "first": 0}  # the rank that has the full state
 # Keys of parameter groups in saved states of earlier versions.
 _RENAMED = {
@@ -173,6 +168,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     _kinds_are_guessed: ClassVar[bool] = True  # where a state_dict does not say of which kind it is
     _options: ClassVar[Options] = Options()
     _resolved: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what groups have for defaults of None
+    _all_decide: ClassVar[bool] = False  # also parameters without an engine, on a step
     _update: UpdateMeter | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -353,14 +349,14 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._shared_groups[home] = make_group(parameter, self._process_group, parameter.device)
         return home
 
-    def _make_engine(self, home: Home) -> Engine:
-        return Engine(self.kind, home[0], self._shared_groups.get(home))
-
     def _forget_engines(self) -> None:
         self._engines: Engines = {}
         self._consolidated: dict[Any, Any] | None = None  # the whole state, until the next step
         self._awaited: list[torch.Tensor] = []  # of a state that PyTorch is about to load
-        self._shared_groups: dict[Home, SharedGroup] = {}
+        self._shared_groups: dict[Home, SharedGroup] = self.__dict__.get("_shared_groups", {})
+        self._sharing: dict[SharedGroup, list[tuple[int, int]]] = {}  # where the parameters of each are in the groups
+        self._is_joint = self._all_decide  # parameters have several homes, which decide together
+        self._unread: Any = None  # what the last step's agreement was on GPUs
         self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
         self._seen: list[list[torch.Tensor]] = []  # the parameters of each group at the last check
@@ -371,12 +367,9 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._forget_engines()
 
     def _groups_changed(self) -> bool:
-        if len(self._seen) != len(self.param_groups):
-            return True
-        for index, group in enumerate(self.param_groups):
-            if not _C.same_items(self._seen[index], group["params"]):
-                return True
-        return False
+        groups = self.param_groups
+        unlike = (not _C.same_items(seen, group["params"]) for seen, group in zip(self._seen, groups, strict=True))
+        return len(self._seen) != len(groups) or any(unlike)
 
     def _look_at_groups(self) -> None:
         """Records the parameters. Drops engines with a parameter that was removed or moved to another group."""
@@ -388,8 +381,17 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         inside = placed(self._engines)
         self._seen = [list(group["params"]) for group in self.param_groups]
         self._outside = [p for params in self._seen for p in params if id(p) not in inside]
+        places: dict[Home, list[tuple[int, int]]] = defaultdict(list)
+        for index, params in enumerate(self._seen):
+            for k, p in enumerate(params):
+                if is_trained(p) or self._all_decide:
+                    places[self._home_of(p)].append((index, k))
+        # Largest group last: a rank that is also in a smaller one then knows what that one found.
+        homes = sorted((home for home in places if home[1]), key=lambda h: (len(h[1]), h[1], str(h[0])))
+        self._sharing = {self._shared_groups[home]: places[home] for home in homes}
+        self._is_joint = self._all_decide or (bool(homes) and len(places) > 1)
 
-    def _join(self, engine: Engine, arrival: Arrival, groups: list[Group], labels: list[str]) -> Members:
+    def _join(self, engine: Engine, arrival: Arrival, groups: list[Group], labels: list[str]) -> None:
         group = groups[arrival.index]
         roles = self._roles(groups, arrival.index)
         lr, tensor = lr_for(engine.device, group["lr"])
@@ -404,11 +406,14 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         engine.set_lr_tensor(members, tensor)
         members.options = plain(self._option_values(group))
         members.lr = lr
-        return members
+        if engine.group:
+            engine.group.is_awaited = True
 
     def _place(
         self, engines: Engines, newcomers: list[Arrival], groups: list[Group], state: Any, strict: bool
     ) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
+        """Adds newcomers to engines and restores their state, which must be complete if `strict`. Existing engines keep
+        them even if this fails."""
         labels = labels_of(groups)
         for arrival in newcomers:
             self._check_parameters(groups, arrival.index, arrival.positions)
@@ -417,14 +422,14 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                     f"{type(self).__name__}: {labels[arrival.index][arrival.positions[0]]!r} is on the meta device and "
                     "has no storage: call model.to_empty(device=...) before steps and load_state_dict"
                 )
-        return place(
-            engines,
-            newcomers,
-            lambda engine, arrival: self._join(engine, arrival, groups, labels[arrival.index]),
-            self._make_engine,
-            state,
-            strict,
-        )
+        engines, first = dict(engines), dict[Home, int]()
+        for arrival in newcomers:
+            home = arrival.home
+            if home not in engines:
+                engines[home] = Engine(self.kind, home[0], self._shared_groups.get(home))
+            first.setdefault(home, len(engines[home].parameters))
+            self._join(engines[home], arrival, groups, labels[arrival.index])
+        return engines, put_back(engines, first, functools.partial(self._settle, _TAKE), state, strict)
 
     def _arrivals(
         self, engines: Engines, groups: list[Group], state: Mapping[Any, Any], wanted: Callable[[torch.Tensor], bool]
@@ -442,6 +447,85 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             raise
         self.state.update(state)
         self._look_at_groups()
+
+    # --- ranks that share parameters
+
+    def _settle(self, doing: str) -> None:
+        """Waits for all ranks, before something that all do, or none."""
+        for group in self._sharing:
+            group.check(group.agree(doing).tolist(), doing)
+
+    def _agree(self, doing: str, found: torch.Tensor | None) -> torch.Tensor | None:
+        """Before a step changes anything: all ranks have gradients of the same parameters, and the same options. With
+        `found`, whether to skip. Ranks that disagree get an error; on a GPU they skip, and get it at the next step."""
+        self._read_agreement()
+        looks, seen = found is not None, list[torch.Tensor]()
+        for group, places in self._sharing.items():
+            params = [self.param_groups[index]["params"][k] for index, k in places]
+            numbers = group.agree(doing, params, [self.param_groups[index] for index in dict(places)], found)
+            found = torch.maximum(numbers[6], (numbers[0] != ~numbers[1]).int() * 2)
+            seen.append(numbers.to(found.device))
+        read, event = torch.cat([*seen, found.reshape(1)]), None
+        if read.is_cuda and doing == _STEP:
+            read, event = read.to("cpu", non_blocking=True), torch.cuda.Event()
+            event.record()
+        self._unread = doing, self._sharing, read, event
+        if event is None:
+            self._read_agreement()
+        return found > 0 if looks or event is not None else None
+
+    def _read_agreement(self) -> None:
+        """Raises the error that the last agreement was, if it was one."""
+        if self._unread is None:
+            return
+        (doing, sharing, read, event), self._unread = self._unread, None
+        if event is not None:
+            event.synchronize()
+        *numbers, found = read.tolist()
+        for k, (group, places) in enumerate(sharing.items() if found > 1 else ()):
+            labels = labels_of(self.param_groups)
+            group.check(numbers[8 * k : 8 * k + 8], doing, [labels[index][at] for index, at in places])
+        if found > 1:
+            raise RuntimeError("the ranks of another mesh disagree, and their errors say why; nothing was changed")
+
+    def _given(self) -> list[tuple[int, int, torch.Tensor]]:
+        """The local parts of gradients, with the places of their parameters."""
+        found = []
+        for index, group in enumerate(self.param_groups):
+            for k, p in enumerate(group["params"]):
+                if p.grad is not None and p.grad.layout is not torch.strided:
+                    what = f"that of {labels_of(self.param_groups)[index][k]!r} has layout {p.grad.layout}"
+                    who = type(self).__name__
+                    raise RuntimeError(f"{who} does not support sparse gradients: {what}, expected torch.strided")
+                if p.grad is not None:
+                    found.append((index, k, local_tensor(p.grad).detach()))
+        return found
+
+    def _nonfinite(self) -> torch.Tensor | None:
+        """Whether a gradient of this rank is not finite, or a GradScaler has found one; None: nobody looks."""
+        parts = [part for *_, part in self._given() if part.numel()]
+        if "found_inf" in self.__dict__:
+            return self.found_inf.reshape(()) > 0
+        if self.param_groups[0]["nonfinite"] == "ignore" or not (parts or self._sharing):
+            return None
+        device = parts[0].device if parts else next(iter(self._sharing)).device
+        norms = torch._foreach_norm(parts or [torch.zeros((), device=device)], math.inf)
+        return torch.stack([norm.to(device) for norm in norms]).isfinite().all().logical_not()
+
+    def _decide(self, doing: str) -> torch.Tensor | None:
+        """Whether to skip the step, unless an engine decides that."""
+        found = self._nonfinite() if self._is_joint else None
+        begins = doing == _BEGIN or not any(engine.group for engine in self._engines.values())
+        return self._agree(doing, found) if self._sharing and (self._is_joint or begins) else found
+
+    def _check_finite(self, found: torch.Tensor | None) -> None:
+        if found is None or self.param_groups[0]["nonfinite"] != "raise" or not found.item():
+            return
+        which = "a gradient of another rank"
+        for index, k, part in reversed(self._given()):
+            if not part.isfinite().all():
+                which = f"the gradient of {labels_of(self.param_groups)[index][k]!r}"
+        raise _C.NumericError(f"{type(self).__name__}: {which} is not finite; nothing was changed")
 
     # --- a step
 
@@ -492,17 +576,25 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._forget_engines()
         if self._groups_changed():
             self._look_at_groups()
-        if self._outside and any(p.grad is not None for p in self._outside):
+        arriving = [p for p in self._outside if p.grad is not None]
+        doing = _BEGIN if any(self._home_of(p)[1] for p in arriving) else _STEP
+        with meeting(self._sharing) if self._sharing else contextlib.nullcontext():
+            self._step_with(self._decide(doing), bool(arriving))
+
+    def _step_with(self, found: torch.Tensor | None, admits: bool) -> None:
+        self._check_finite(found)
+        if admits:
             self._admit()
         done: set[int] = set()
-        if not self._step_engines(done):
+        if not self._step_engines(done, found):
             self._replace_engines()
-            if not self._step_engines(done):
+            if not self._step_engines(done, found):
                 raise RuntimeError(f"{type(self).__name__}: parameters were modified during step()")
 
     def _replace_engines(self) -> None:
         """Replaces the engines after parameters or options have changed, keeping their state."""
         changes = self._option_changes()
+        self._settle("have changed an option or replaced a parameter")
         self._give_up_engines()
         self._look_at_groups()
         try:
@@ -525,14 +617,14 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         ]
         return ", ".join(dict.fromkeys(changes))
 
-    def _step_engines(self, done: set[int]) -> bool:
+    def _step_engines(self, done: set[int], found: torch.Tensor | None) -> bool:
         """Steps the remaining engines. False if an engine no longer fits its parameters or options."""
         for engine in self._engines.values():
             for members in engine.groups:
                 if not self._configure(engine, members):
                     return False
         for engine in self._engines.values():
-            changed = self._step_engine(engine, done)
+            changed = self._step_engine(engine, done, found)
             if changed is None:
                 return False
             if changed:
@@ -541,10 +633,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 done.update(id(p) for p in engine.parameters)
         return True
 
-    def _step_engine(self, engine: Engine, done: set[int]) -> list[torch.Tensor] | None:
+    def _step_engine(self, engine: Engine, done: set[int], found: torch.Tensor | None) -> list[torch.Tensor] | None:
         gradients = [None if id(p) in done else p.grad for p in engine.parameters] if done else None
         # Set by GradScaler during a step.
-        scale, found = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
+        scale = self.__dict__.get("grad_scale")
+        found = self.__dict__.get("found_inf") if found is None else found.float()
         if scale is not None:
             scale = scale.to(engine.device, non_blocking=True)
         if found is not None:
@@ -554,21 +647,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         except _C.NumericError:
             raise
         except (TypeError, ValueError):
-            self._explain_gradients(engine)
+            self._given()  # raises PyTorch's error for sparse gradients
             raise
         except (RuntimeError, MemoryError):
-            self._explain_gradients(engine)
+            self._given()
             engine.broken = True
             raise
-
-    def _explain_gradients(self, engine: Engine) -> None:
-        """Raises PyTorch's error for sparse gradients."""
-        for label, p in zip(engine.labels, engine.parameters, strict=True):
-            if p.grad is not None and p.grad.layout is not torch.strided:
-                raise RuntimeError(
-                    f"{type(self).__name__} does not support sparse gradients: that of {label!r} has layout "
-                    f"{p.grad.layout}, expected torch.strided"
-                ) from None
 
     def _configure(self, engine: Engine, members: Members) -> bool:
         """Passes changes of a group to the engine. False if the engine must be replaced."""
@@ -670,17 +754,21 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads groups and state from a `state_dict()`. State keeps its precision. After an error nothing has changed.
+        Ranks that share parameters must all call this, and all get an error if one does.
 
         Args:
             state_dict: of this class, or of the class of the same name in torch.optim.
         """
-        if not isinstance(state_dict, dict):
-            raise TypeError(f"state_dict must be a dictionary, got an object of type {type(state_dict).__name__}")
-        handle = self.register_load_state_dict_pre_hook(_shield)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
+        if self._groups_changed():
+            self._look_at_groups()
+        with meeting(self._sharing):
+            if not isinstance(state_dict, dict):
+                raise TypeError(f"state_dict must be a dictionary, got an object of type {type(state_dict).__name__}")
+            handle = self.register_load_state_dict_pre_hook(_shield)
+            try:
+                super().load_state_dict(state_dict)
+            finally:
+                handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._is_divided(shards=True):
@@ -711,6 +799,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._complete_groups(groups)
         for index in range(len(groups)):
             self._check_group(index, groups)
+        self._settle("load a state")
         engines, current = self._engines_for(groups, loaded)
         super().__setstate__({"state": defaultdict(dict, loaded | current), "param_groups": groups})
         self._engines = engines
@@ -740,7 +829,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         ]
         usable = not any(engine.broken for engine in self._engines.values())
         if usable and sorted(wanted) == sorted(present) and self._take_options(groups):
-            return self._engines, put_back(self._engines, dict.fromkeys(self._engines, 0), loaded, strict=True)
+            first, agree = dict.fromkeys(self._engines, 0), functools.partial(self._settle, _TAKE)
+            return self._engines, put_back(self._engines, first, agree, loaded, strict=True)
         return self._place({}, newcomers, groups, loaded, strict=True)
 
     def _take_options(self, groups: list[Group]) -> bool:

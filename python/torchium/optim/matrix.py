@@ -10,16 +10,14 @@ import itertools
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
-from torchium import _C
-
 from ._engine.matrices import Role
-from ._engine.placement import Arrival, Engines, Group, labels_of
+from ._engine.placement import Arrival, Engines, Group
 from ._engine.report import MemoryReport
 from ._shared.group import Group as SharedGroup
 from ._shared.sharding import is_sharded, local_tensor, shards_here, whole_tensor
@@ -157,6 +155,7 @@ class MatrixOptimizer(SecondOrder):
 
     _options: ClassVar = Options(*(option for option in (*ADAMW, *COMMON) if option.name in _READ))
     _kinds_are_guessed = False
+    _all_decide = True
     _counts: torch.Tensor | None = None  # steps taken or skipped, and skipped ones, on the device
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -242,9 +241,6 @@ class MatrixOptimizer(SecondOrder):
         self._pieces = self._matrices(self.param_groups)
         self._outside = [p for p in self._outside if p not in self._pieces]
         homes = {p: self._home_of(p) for group in self.param_groups for p in group["params"]}
-        # Largest group last: a rank that is also in a smaller one then knows its gradients.
-        shared = sorted({home for home in homes.values() if home[1]}, key=lambda h: (len(h[1]), h[1], str(h[0])))
-        self._sharing = [self._shared_groups[home] for home in shared]
         # Matrices of a shape are assigned to the ranks round-robin; the assignment never changes.
         dealt = dict.fromkeys(homes.values(), 0)
         order = [(piece.sides, p, k, piece) for p in homes for k, piece in enumerate(self._pieces.get(p, ()))]
@@ -257,60 +253,18 @@ class MatrixOptimizer(SecondOrder):
 
     # --- a step
 
-    def _take_step(self) -> None:
-        if self._groups_changed():
-            self._look_at_groups()
-        with torch.no_grad():
-            found = self._nonfinite()
-            if found is True:
-                return
-            for group in self.param_groups:
-                self._step_group(group, found)
-            if found is not None:  # for AdamW's part, as GradScaler sets it
-                self.found_inf = found.float()
-            try:
-                super()._take_step()
-            finally:
-                self.__dict__.pop("found_inf", None)
-
-    def _nonfinite(self) -> torch.Tensor | bool | None:
-        """Whether a gradient is not finite, including AdamW's and other ranks', as a device tensor: the whole step is
-        skipped. True if known on the host; None if not checked."""
-        given = [
-            (index, k, p)
-            for index, group in enumerate(self.param_groups)
-            for k, p in enumerate(group["params"])
-            if p.grad is not None
-        ]
-        who, policy = type(self).__name__, self.param_groups[0]["nonfinite"]
-        for index, k, p in given:
-            if p.grad.layout is not torch.strided:
-                label = labels_of(self.param_groups)[index][k]
-                raise RuntimeError(f"{who} does not support sparse gradients: that of {label!r} is {p.grad.layout}")
-        if policy == "ignore" or not given:
-            self._count(None)
-            return None
-        flags = self._flags(p.grad for *_, p in given)
-        found = flags.amax() > 0
+    @torch.no_grad()
+    def _step_with(self, found: torch.Tensor | None, admits: bool) -> None:
         self._count(found)
+        self._check_finite(found)
         # State must not be initialized from a gradient that is not finite, so the first step checks.
-        fresh = any(p in self._pieces and _STEP not in self.state.get(p, ()) for *_, p in given)
-        results = flags.tolist() if fresh or policy == "raise" else []
-        if any(results) and policy == "raise":
-            index, k, _ = given[results.index(1)]
-            label = labels_of(self.param_groups)[index][k]
-            raise _C.NumericError(f"{who}: the gradient of {label!r} is not finite; nothing was changed")
-        return found if not results else any(results) or None
-
-    def _flags(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """One for each gradient that is not finite on any rank, otherwise zero."""
-        finite = [local_tensor(gradient).isfinite().all() for gradient in gradients]
-        flags = torch.stack([each.to(finite[0].device) for each in finite]).logical_not().int()
-        for group in self._sharing:
-            told = flags.to(group.device)
-            group.reduce_max(told)
-            flags = told.to(flags.device)
-        return flags
+        if found is not None and any(p.grad is not None and _STEP not in self.state.get(p, ()) for p in self._pieces):
+            if found.item():
+                return
+            found = None
+        for group in self.param_groups:
+            self._step_group(group, found)
+        super()._step_with(found, admits)
 
     def _count(self, found: torch.Tensor | None) -> None:
         if self._counts is None:
@@ -484,7 +438,6 @@ class MatrixOptimizer(SecondOrder):
         super()._forget_engines()
         self._pieces: dict[torch.Tensor, list[_Piece]] = {}
         self._owners: dict[Any, int] = self.__dict__.get("_owners", {})
-        self._sharing: list[SharedGroup] = []
 
     def _is_divided(self, shards: bool = False) -> bool:
         away = [p for p, pieces in self._pieces.items() if not all(piece.is_here for piece in pieces)]

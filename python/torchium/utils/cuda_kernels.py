@@ -201,12 +201,7 @@ class CUDAMemoryOps:
 
     @staticmethod
     def memory_efficient_matmul(
-        A: Tensor,
-        B: Tensor,
-        memory_budget: int | None = None,
-        out: Tensor | None = None,
-        *,
-        device: Any = None,
+        A: Tensor, B: Tensor, memory_budget: int | None = None, out: Tensor | None = None, *, device: Any = None
     ) -> Tensor:
         """A B in bounded memory, in tiles, streamed if operands or result are in host memory.
 

@@ -285,11 +285,12 @@ static tch_status check_agreement(const tch_optimizer *o, const tchi_agreement *
         return TCH_OK;
     }
     if (seen->all[1] >= 0) {
-        return tchi_fail(TCH_ERR_COMM, "%s%s; nothing was changed", when,
-                         seen->all[1] == ~TCHI_REFUSED
-                             ? "another rank of the group could not take the step, and its error says why"
-                             : "another rank of the group did not take a step: it has its first gradients, or none "
-                               "yet, or another option or layout of gradients");
+        return tchi_fail(
+            TCH_ERR_COMM, "%s%s; nothing was changed", when,
+            seen->all[1] == ~TCHI_REFUSED
+                ? "another rank of the group could not take the step, and its error says why"
+                : "the ranks of the group do different things: another one has first gradients or none yet, "
+                  "an option changed, or a gradient in another layout");
     }
     if (!is_same(seen->odd) && odd >= 0 && odd < o->params.count) {
         return tchi_fail(TCH_ERR_COMM,

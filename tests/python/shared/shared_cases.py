@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torchium import linalg
 from torchium.optim._shared.group import Group
 from torchium.optim._shared.sharding import local_tensor, wrap_like
@@ -192,20 +192,132 @@ def goes_on_from_state(size):
                 goes_on(f"{name} {way}", name, map(whole, parameters), optimizer.state_dict(), place, **more)
 
 
+# What one rank may do unlike the others, and what all others are told.
+ANOTHER_ENGINE = {"max_preconditioner_dim": 8, "amsgrad": True, "adamw_eps": 1e-6}
+
+
+def forget_gradients(optimizer, parameters):
+    for p in parameters:
+        p.grad = None
+
+
+def forget_a_gradient(optimizer, parameters):
+    parameters[2].grad = None
+
+
+def take_another_rate(optimizer, parameters):
+    optimizer.param_groups[0]["lr"] = 0.5
+
+
+def take_another_engine(optimizer, parameters):
+    group = optimizer.param_groups[0]
+    group.update(((name, value) for name, value in ANOTHER_ENGINE.items() if name in group))
+
+
+def take_no_number(optimizer, parameters):
+    optimizer.param_groups[0]["weight_decay"] = "much"
+
+
+def have_a_sparse_gradient(optimizer, parameters):
+    parameters[0].grad = torch.zeros(SHAPES[0]).to_sparse()
+
+
+def have_another_layout(optimizer, parameters):
+    parameters[0].grad = DTensor.from_local(torch.zeros(SHAPES[0]), parameters[0].device_mesh, [Partial()])
+
+
+ALONE = {
+    forget_gradients: "parameter 0 of group 0",
+    forget_a_gradient: "parameter 2 of group 0",
+    take_another_rate: "options",
+    take_another_engine: "",
+    take_no_number: "",
+    have_a_sparse_gradient: "",
+    have_another_layout: "",
+}
+
+
+def falls_out_of_step(size):
+    """One rank alone does something else, at the first step or later: every rank gets an error at once, nothing
+    changes, and the next step is taken."""
+    for name, (way, (place, more)) in itertools.product(("Shampoo", "AdamW", "Whitened"), layouts(size).items()):
+        for begun, (act, words) in itertools.product((0, 2), ALONE.items()):
+            if way == "columns" or act is (have_a_sparse_gradient if way == "rows" else have_another_layout):
+                continue
+            optimizer, parameters = train(name, place, begun, **more)
+            before, options = [whole(p).clone() for p in parameters], dict(optimizer.param_groups[0])
+            for p, gradient in zip(parameters, numbers(50), strict=True):
+                p.grad = place(gradient)
+            if dist.get_rank() == size - 1:
+                act(optimizer, parameters)
+            what = f"{act.__name__} with {name} of {way}, {begun} steps"
+            try:
+                optimizer.step()
+                raise AssertionError(f"{what}: nothing was said")
+            except (RuntimeError, TypeError, ValueError) as error:
+                assert words in str(error), f"{what}: {error}"
+            assert not differing(before, parameters), what
+            optimizer.param_groups[0].update(options)
+            run(optimizer, parameters, place, [51])
+            assert differing(before, parameters) == list(range(len(SHAPES))), what
+
+
+def refuses_a_state(size):
+    """A state that one rank cannot take is taken by none."""
+    for name in ("Shampoo", "Muon", "Whitened"):
+        place = by_rows(size)
+        optimizer, parameters = train(name, place)
+        before, state = [whole(p).clone() for p in parameters], optimizer.state_dict()
+        if dist.get_rank() == size - 1:
+            moment = next(key for key in state["state"][3] if key.startswith(("exp_avg", "momentum")))
+            state["state"][3][moment] = torch.zeros(3)
+        second = make(name, [torch.nn.Parameter(p.detach().clone()) for p in parameters])
+        for loaded in (second, optimizer):
+            try:
+                loaded.load_state_dict(state)
+                raise AssertionError(f"{name}: the state was taken")
+            except (RuntimeError, ValueError) as error:
+                assert "expected [" in str(error) or "another rank" in str(error), error
+        assert not differing(before, parameters)
+        ends_as_one_process(name, name, optimizer, parameters, place)
+
+
+def decides_over_meshes(size):
+    """Experts of one rank alone beside shards of all: a NaN there skips all, or is an error of all; without tokens an
+    expert is not updated, and no rank waits for it."""
+    lone = init_device_mesh("cpu", (size, 1), mesh_dim_names=("ranks", "one"))["one"]
+    for name, policy in itertools.product(("Shampoo", "Muon", "Whitened"), ("skip", "raise")):
+        for place, expert in (by_rows(size), on(lone, Shard(0))), (by_rows(size), plain):
+            parameters = [torch.nn.Parameter(way(torch.ones(12, 10))) for way in (expert, place)]
+            optimizer = make(name, parameters, nonfinite=policy)
+            for case in ("", "nan", "no tokens", ""):
+                before = [whole(p).clone() for p in parameters]
+                for p, way in zip(parameters, (expert, place), strict=True):
+                    p.grad = way(torch.randn(12, 10, generator=torch.Generator().manual_seed(1)))
+                if case == "nan" and dist.get_rank() == 0:
+                    local_tensor(parameters[0].grad)[0, 0] = float("nan")
+                if case == "no tokens" and dist.get_rank() == 0:
+                    parameters[0].grad = None
+                try:
+                    optimizer.step()
+                    assert case != "nan" or policy == "skip"
+                except RuntimeError as error:
+                    assert (case, policy) == ("nan", "raise") and "nothing was changed" in str(error), error
+                expected = {"nan": [], "no tokens": [0, 1][dist.get_rank() == 0 :]}.get(case, [0, 1])
+                assert differing(before, parameters) == expected, f"{name}, {policy}, {case or 'nothing'}"
+
+
 def refused_together(size):
-    """A NaN in the gradient of one rank, or no gradient there: no rank takes the step, and all get the same error."""
+    """A NaN in the gradient of one rank: no rank takes the step, and all get the same error."""
     place = by_rows(size)
-    policies = [("skip", ""), ("raise", "nothing was changed")]
-    cases = [("Muon", *p) for p in [*policies, ("missing", "of different parameters")]]
-    for name, policy, message in cases + [("Whitened", *p) for p in policies]:
-        more = {} if policy == "missing" else {"nonfinite": policy}
-        optimizer, parameters = train(name, place, **more)
+    for name, (policy, message) in itertools.product(
+        ("Muon", "Whitened"), (("skip", ""), ("raise", "nothing was changed"))
+    ):
+        optimizer, parameters = train(name, place, nonfinite=policy)
         before = [whole(p).clone() for p in parameters]
         for p, gradient in zip(parameters, numbers(50), strict=True):
             p.grad = place(gradient)
-        if dist.get_rank() == 0 and policy == "missing":
-            parameters[2].grad = None
-        elif dist.get_rank() == 0:
+        if dist.get_rank() == 0:
             parameters[0].grad.to_local()[0, 0] = float("nan")
         try:
             optimizer.step()
@@ -213,7 +325,7 @@ def refused_together(size):
         except RuntimeError as error:
             assert message and message in str(error), error
         assert not differing(before, parameters)
-        assert policy == "missing" or optimizer.stats()["skipped"] == 1
+        assert optimizer.stats()["skipped"] == 1
 
 
 def really_trains(size):
@@ -508,6 +620,9 @@ CASES = [
             several_in_a_shard,
             moments_lie_like_their_parameter,
             goes_on_from_state,
+            falls_out_of_step,
+            refuses_a_state,
+            decides_over_meshes,
             refused_together,
             really_trains,
             save,
@@ -520,7 +635,7 @@ CASES = [
             other_ways_to_save,
         ],
     ),
-    (3, [equal_bits, several_in_a_shard, load, consolidates]),
+    (3, [equal_bits, several_in_a_shard, falls_out_of_step, decides_over_meshes, load, consolidates]),
     (4, [equal_bits, several_in_a_shard, really_trains]),
     (1, [load]),
 ]

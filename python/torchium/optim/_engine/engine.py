@@ -17,7 +17,7 @@ import torch
 
 from torchium import _C
 
-from .._shared.sharding import is_sharded, local_gradient, local_tensor, wrap_like
+from .._shared.sharding import is_laid_out, is_sharded, local_gradient, local_tensor, wrap_like
 from .._shared.tiles import TileShape
 from .matrices import Role
 from .moments import SCALED, codes_of
@@ -89,6 +89,7 @@ class Engine:
         self.device = device
         self.group = group
         self._parts = False  # this process has a part of some parameters
+        self._moving: list[int] = []  # those whose gradients came in another layout at the last step
         self.parameters: list[torch.Tensor] = []
         self.labels: list[str] = []
         self.groups: list[Members] = []
@@ -215,21 +216,19 @@ class Engine:
             return self.parameters
         return None if isinstance(outcome, int) else outcome
 
-    def _step_parts(
-        self,
-        gradients: list[torch.Tensor | None] | None,
-        grad_scale: torch.Tensor | None,
-        found_inf: torch.Tensor | None,
-        stream: int | None,
-    ) -> list[torch.Tensor] | None:
+    def _step_parts(self, gradients: list[torch.Tensor | None] | None, *rest: Any) -> list[torch.Tensor] | None:
         local = [local_tensor(p) for p in self.parameters]
-        if gradients is None:
-            gradients = [local_gradient(p) for p in self.parameters]
-        else:
-            gradients = [
-                None if g is None else local_gradient(p) for p, g in zip(self.parameters, gradients, strict=True)
-            ]
-        outcome = self._handle.step(local, gradients, grad_scale, found_inf, stream)
+        moving = [i for i, p in enumerate(self.parameters) if not is_laid_out(p)]
+        if moving != self._moving and self.group:  # their collectives are of all ranks, or of none
+            doing = "have a gradient in another layout than its parameter's"
+            self.group.check(self.group.agree(doing).tolist(), doing)
+        self._moving = moving
+        given = self.parameters if gradients is None else gradients
+        gradients = [
+            None if g is None else local_gradient(p, i in moving)
+            for i, (p, g) in enumerate(zip(self.parameters, given, strict=True))
+        ]
+        outcome = self._handle.step(local, gradients, *rest)
         if isinstance(outcome, int):
             return None
         return [p for p, g in zip(local, gradients, strict=True) if g is not None]

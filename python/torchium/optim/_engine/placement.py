@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from torchium._messages import shown
 from .._shared.sharding import whole_tensor
 from .._shared.tiles import rows_of
 from . import state as saved_state
-from .engine import Engine, Members
+from .engine import Engine
 from .moments import adapt
 
-__all__ = ["Arrival", "Engines", "Group", "Home", "arrivals", "labels_of", "place", "placed", "put_back"]
+__all__ = ["Arrival", "Engines", "Group", "Home", "arrivals", "labels_of", "placed", "put_back"]
 
 Group = dict[str, Any]
 # A device, and the ranks that share its parameters (none for local ones): the key of an engine.
@@ -90,31 +90,11 @@ def labels_of(groups: list[Group]) -> list[list[str]]:
     return [[label(index, k, name) for k, name in enumerate(row)] for index, row in enumerate(names)]
 
 
-def place(
-    engines: Engines,
-    newcomers: Iterable[Arrival],
-    join: Callable[[Engine, Arrival], Members],
-    make: Callable[[Home], Engine],
-    state: Mapping[Any, Any],
-    strict: bool,
-) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
-    """Adds them to engines, created as necessary, and restores their state; returns both. If `strict`, saved state must
-    be complete. Existing engines keep the added parameters even if this fails."""
-    engines = dict(engines)
-    first: dict[Home, int] = {}
-    for arrival in newcomers:
-        if arrival.home not in engines:
-            engines[arrival.home] = make(arrival.home)
-        first.setdefault(arrival.home, len(engines[arrival.home].parameters))
-        join(engines[arrival.home], arrival)
-    return engines, put_back(engines, first, state, strict)
-
-
 def put_back(
-    engines: Engines, first: Mapping[Home, int], state: Mapping[Any, Any], strict: bool
+    engines: Engines, first: Mapping[Home, int], agree: Callable[[], None], state: Mapping[Any, Any], strict: bool
 ) -> dict[torch.Tensor, dict[str, Any]]:
-    """Restores the state of the parameters from number first[home] on: everything is checked before anything is
-    written. Returns the current state."""
+    """Restores the state of the parameters from number first[home] on: everything is checked, on all ranks, before
+    anything is written. Returns the current state."""
     views = {home: engines[home].states() for home in first}
     for home, start in first.items():
         engine = engines[home]
@@ -122,6 +102,7 @@ def put_back(
             saved = _saved(engine, i, views[home][i], state)
             if saved_state.has_state(saved):
                 saved_state.check(engine.labels[i], views[home][i], saved, len(engine.counts(i)), strict)
+    agree()
     return {
         engines[home].parameters[i]: _adopt(engines[home], i, views[home][i], state)
         for home, start in first.items()

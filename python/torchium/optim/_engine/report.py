@@ -164,10 +164,7 @@ class UpdateMeter:
         self.is_measured = False
         self._before: list[tuple[Method, torch.Tensor]] = []
         self._moved: list[tuple[str, int, torch.Tensor]] = []  # method, elements, sum of squares
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._keep),
-            optimizer.register_step_post_hook(self._measure),
-        ]
+        self._hooks = [optimizer.register_step_pre_hook(self._keep), optimizer.register_step_post_hook(self._measure)]
 
     def _keep(self, optimizer: Any, *_: Any) -> None:
         trained = [m for m in optimizer._methods() if m.lr is not None]

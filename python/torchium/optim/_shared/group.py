@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchium._messages import shown
 
-from .sharding import Placement, is_sharded, placement_of
+from .sharding import Placement, is_laid_out, is_sharded, placement_of
 
-__all__ = ["Group", "make_group", "pack", "ranks_of", "unpack"]
+__all__ = ["Group", "make_group", "meeting", "pack", "ranks_of", "unpack"]
 
 _TYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -24,6 +26,7 @@ _TYPES = {
     )
 }
 _LENGTH = 8  # bytes of the header's length
+_NONE, _REFUSED = 2**31 - 1, -(2**31)
 
 
 class _OnGPU:
@@ -60,6 +63,7 @@ class Group:
         self.ranks = ranks
         self.device = device
         self.rank = ranks.index(dist.get_rank())
+        self.is_awaited = False  # the other ranks wait for this one to agree
         self._views: dict[tuple[int, int], torch.Tensor] = {}
         self._rank_of = {rank: k for k, rank in enumerate(ranks)}
 
@@ -101,7 +105,7 @@ class Group:
     def _call(self, operation: str, send: int, receive: int, numbers: Any) -> None:
         dist, group = self._dist, self._process_group
         if operation == "reduce_max":
-            dist.all_reduce(self._at(send, 4 * numbers).view(torch.int32), op=dist.ReduceOp.MAX, group=group)
+            self._reduce_max(self._at(send, 4 * numbers).view(torch.int32))
         elif operation == "all_gather":
             parts = list(self._at(receive, self.size * numbers).chunk(self.size))
             dist.all_gather(parts, self._at(send, numbers), group=group)
@@ -111,8 +115,47 @@ class Group:
                 self._at(receive, sum(received)), self._at(send, sum(sent)), received, sent, group=group
             )
 
-    def reduce_max(self, tensor: torch.Tensor) -> None:
+    def _reduce_max(self, tensor: torch.Tensor) -> None:
+        self.is_awaited = False
         self._dist.all_reduce(tensor, op=self._dist.ReduceOp.MAX, group=self._process_group)
+
+    def agree(
+        self, doing: str, params: Sequence[Any] = (), groups: Sequence[Any] = (), found: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The agreement of all ranks that they do the same, with the same gradients and options: reduced like that of
+        the library's steps, so that it may meet one, see src/optim/shared/shared.h."""
+        given = [0 if p.grad is None else 2 - is_laid_out(p) for p in params]
+        odd = next((k for k, p in enumerate(params) if p.grad is None and p.requires_grad), _NONE)
+        told = (bool, int, float, str, tuple)  # without waiting for a device
+        options = _hash([[item for item in group.items() if isinstance(item[1], told)] for group in groups])
+        number = -2 - _hash(doing, given, options)
+        pairs = [number, ~number, odd, ~odd, options, ~options, 0, 0]
+        seen = torch.tensor(pairs, dtype=torch.int32, device=self.device)
+        if found is not None:
+            seen[6] = found
+        self._reduce_max(seen)
+        self.is_awaited = True  # in general for the step
+        return seen
+
+    def check(self, seen: Sequence[int], doing: str, labels: Sequence[str] = ()) -> None:
+        """An error on every rank, unless they have agreed."""
+        if seen[0] == ~seen[1]:
+            return
+        what, self.is_awaited = f"not all ranks of the group {doing}", False
+        if seen[1] == _NONE:
+            what = "another rank of the group could not take part, and its error says why"
+        elif seen[0] < 0 and seen[2] != ~seen[3] and labels:
+            what = f"some ranks of the group have a gradient of {labels[~seen[3]]!r} and some have none"
+        elif seen[0] < 0 and seen[4] != ~seen[5]:
+            what = "the ranks of the group have different options, such as lr"
+        raise RuntimeError(f"{what}; nothing was changed")
+
+    def refuse(self) -> None:
+        """Tells ranks that wait for this one that it has failed."""
+        if self.is_awaited:
+            numbers = [_REFUSED, _NONE, 0, -1, 0, -1, 0, 0]
+            with contextlib.suppress(RuntimeError):  # they may be gone
+                self._reduce_max(torch.tensor(numbers, dtype=torch.int32, device=self.device))
 
     def broadcast(self, tensor: torch.Tensor, owner: int) -> None:
         """Broadcasts from this rank of the group."""
@@ -142,6 +185,23 @@ class Group:
             unpack(part[: max(size, 0)].cpu(), rank)
             for part, size, rank in zip(every, sizes.tolist(), self.ranks, strict=True)
         ]
+
+
+@contextlib.contextmanager
+def meeting(groups: Iterable[Group]) -> Iterator[None]:
+    """What all ranks of these groups do: one that fails tells those that wait for it."""
+    for group in groups:
+        group.is_awaited = True
+    try:
+        yield
+    except Exception:
+        for group in groups:
+            group.refuse()
+        raise
+
+
+def _hash(*what: Any) -> int:
+    return zlib.crc32(repr(what).encode()) >> 2
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

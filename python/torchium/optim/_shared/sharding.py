@@ -15,6 +15,7 @@ import torch
 __all__ = [
     "Placement",
     "arrived",
+    "is_laid_out",
     "is_sharded",
     "local_gradient",
     "local_part",
@@ -55,14 +56,18 @@ def same_layout(a: Any, b: Any) -> bool:
     return is_sharded(a) and a.device_mesh == b.device_mesh and tuple(a.placements) == tuple(b.placements)
 
 
-def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The local shard of its gradient, in the layout of the parameter."""
+def is_laid_out(parameter: torch.Tensor) -> bool:
+    """Whether its gradient, if it has one, is in its layout; others take a collective."""
     gradient = parameter.grad
-    if gradient is None or not is_sharded(gradient):
-        return gradient
-    if not same_layout(gradient, parameter):
+    return gradient is None or not is_sharded(gradient) or same_layout(gradient, parameter)
+
+
+def local_gradient(parameter: torch.Tensor, moves: bool) -> torch.Tensor | None:
+    """The local shard of its gradient, which moves to the layout of the parameter."""
+    gradient = parameter.grad
+    if moves:
         gradient = gradient.redistribute(parameter.device_mesh, parameter.placements)
-    return local_tensor(gradient)
+    return None if gradient is None else local_tensor(gradient)
 
 
 def wrap_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
