@@ -24,7 +24,7 @@ typedef tch_status tchi_grad_function(tch_context *context, const tchi_grad_call
 /* LINEAR and CONV. */
 tchi_grad_function tchi_product_samples, tchi_product_norms, tchi_product_sum, tchi_product_dots;
 
-/* EMBEDDING and normalizing layers; dots without a weight and a bias are squared norms. */
+/* EMBEDDING and normalization layers; dots without a weight and a bias are squared norms. */
 tchi_grad_function tchi_embedding_samples, tchi_embedding_sum, tchi_embedding_dots;
 tchi_grad_function tchi_normalizing_samples, tchi_normalizing_sum, tchi_normalizing_dots;
 

@@ -1,4 +1,4 @@
-/* Normalizing layers: gradients of their weights are vectors, so each chunk of samples forms them in scratch, samples
+/* Normalization layers: gradients of their weights are vectors, so each chunk of samples forms them in scratch, samples
  * by features, and all else is computed from those. Normalized inputs are never stored. */
 #include "call.h"
 

@@ -258,7 +258,7 @@ static void run_steps(tch_context *context, tch_optim_kind kind, int unscale)
     }
     for (int32_t i = 0; i < t.count; i++) {
         double error = trial_error(&t, i, (double)t.steps);
-        CHECK(error < 1e-12, "parameter %d: off by %.3e of the way", i, error);
+        CHECK(error < 1e-12, "parameter %d: off by %.3e of the path", i, error);
         test_tensor_check_written(t.parameters[i].memory, "the parameter");
     }
     tch_optim_stats stats = TCH_OPTIM_STATS_INIT;

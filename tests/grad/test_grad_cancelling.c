@@ -1,21 +1,21 @@
-/* Norms of samples' gradients whose positions cancel, against their exact values.
+/* Norms of per-sample gradients whose positions cancel vs their exact values.
  *
- * A sample has its positions in threes, with inputs x + y, -x and -y and one output gradient, so that nothing is left
- * of any three; and one position more, which therefore is the sample's gradient, g a'. Its size is a given part of |M|,
+ * A sample has its positions in threes, with inputs x + y, -x and -y and one output gradient, so that each three
+ * cancels; and one more position, which therefore is the sample's gradient, g a'. Its size is a given fraction of |M|,
  * where M = sum of |g| |a|' over all positions, element by element. S is the squared norm, K the sum of the absolute
- * values of the terms <a_s, a_t> <g_s, g_t> that add up to it. With a bias, inputs and output gradients change places,
- * so that nothing is left of its gradient either but g, and all is as if inputs had a column of ones more.
+ * values of its terms <a_s, a_t> <g_s, g_t>. With a bias, inputs and output gradients are exchanged, so that its
+ * gradient cancels too except for g, as if inputs had a column of ones.
  *
- *   inner products of positions   |error of S| <= 2 (T + d + p + 8) u |M|^2, and 4 2^-11 |M|^2 more where operands may
- *                                 be rounded to TF32; for K <= 256 S, what is above is done again
- *   again, by tiles               |error of the gradient| <= (T + 8) u |M| = e, of S: 2 e sqrt(S) + e^2
- *   tiles from the beginning      the same, with 2 2^-11 |M| more in e where operands may be rounded to TF32: what a
- *                                 GPU does with small layers
- *   again, in float64 (CPU)       as inner products of positions with u = 2^-53
- *   the bias by itself (CPU)      as tiles, of one column of ones
+ *   inner products of positions   |error of S| <= 2 (T + d + p + 8) u |M|^2, and 4 2^-11 |M|^2 more if operands may
+ *                                 be rounded to TF32; for K > 256 S it is recomputed
+ *   recomputed by tiles           |error of the gradient| <= (T + 8) u |M| = e, of S: 2 e sqrt(S) + e^2
+ *   tiles from the beginning      the same, with 2 2^-11 |M| more in e if operands may be rounded to TF32: a GPU's
+ *                                 method for small layers
+ *   recomputed in float64 (CPU)   as inner products of positions with u = 2^-53
+ *   the bias alone (CPU)          as tiles, of one column of ones
  *
- * Sums on a GPU may take K for more than it is, and rounding may bring a sample over the limit: up to K = 512 S either
- * way is right, and the larger bound counts. */
+ * Sums on a GPU may overestimate K, and rounding may bring a sample over the limit: up to K = 512 S either method is
+ * right, and the larger bound applies. */
 
 #include <torchium/grad.h>
 
@@ -31,13 +31,13 @@ typedef struct cancelling_case {
     tch_context *context;
     tch_dtype dtype;
     int64_t groups, positions, d, p; /* T = 3 n + 1; d and p of one group */
-    bool gram_on_gpu;                /* an H200 takes these norms by inner products of positions, others by tiles */
+    bool gram_on_gpu;                /* an H200 computes these norms by inner products of positions, others by tiles */
     int32_t rounded;
     int32_t bias; /* 1: its part of the norms too */
     uint64_t stream;
 } cancelling_case;
 
-/* One sample and group: rows for positions, as the dtype keeps them. */
+/* One sample and group: rows for positions, as rounded to the dtype. */
 typedef struct cancelling_matrices {
     double *a, *g;
 } cancelling_matrices;
@@ -88,7 +88,7 @@ static double whole(test_random *random, int bits)
 static void fill_three(const cancelling_case *c, test_random *random, const double *scales, int64_t n, double *a,
                        int64_t m, double *g)
 {
-    tch_dtype dtype = c->dtype; /* bits that leave room for one more in a sum */
+    tch_dtype dtype = c->dtype; /* bits that leave room for the carry of a sum */
     int bits = dtype.bits == 64 ? 40 : dtype.bits == 32 ? 20 : tch_dtype_equal(dtype, TCH_FLOAT16) ? 9 : 6;
     for (int64_t j = 0; j < n; j++) {
         double x = scales[j] * whole(random, bits);
@@ -120,7 +120,7 @@ static void fill_last(const cancelling_case *c, test_random *random, double part
     }
 }
 
-/* Columns have scales of their own, so that sums of few bits are rounded too. */
+/* Columns have their own scales, so that sums of few bits are rounded too. */
 static cancelling_matrices make_matrices(const cancelling_case *c, test_random *random, double part)
 {
     cancelling_matrices m = {test_alloc((size_t)(c->positions * c->d) * sizeof *m.a),
@@ -157,7 +157,7 @@ static double bound_of(const cancelling_case *c, double square, double sum_of_si
     return (sum_of_sizes > 512 * square ? again : fmax(gram, again)) + 0x1p-50 * square;
 }
 
-/* What the CPU adds by itself. */
+/* The error bound of the bias's part, which the CPU sums separately. */
 static double bound_of_bias(const cancelling_case *c, const cancelling_matrices *m, double square)
 {
     double of_ones = 0;
@@ -257,7 +257,7 @@ static void check_case(const cancelling_case *c)
     }
 }
 
-/* Sizes whose norms are taken by inner products of positions on the CPU. */
+/* Sizes for which the CPU computes norms by inner products of positions. */
 TEST(norms_of_what_cancels)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};

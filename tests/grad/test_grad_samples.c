@@ -1,22 +1,26 @@
-/* Per-sample gradients of every kind of layer, their norms, weighted sums, Gram matrices and inner products, against
- * loops over single samples in float64.
+/* Per-sample gradients of every kind of layer, their norms, weighted sums, Gram matrices and inner products vs loops
+ * over single samples in float64.
  *
- * A sum of n products in arithmetic of round-off u is off by at most n u times the sum of the absolute values, which
- * the reference keeps. With M the magnitude of a gradient, element by element, of linear layers and convolutions:
+ * The error of a sum of n products in arithmetic with unit roundoff u is at most n u times the sum of absolute values,
+ * which the reference computes. With M the magnitude of a gradient, element by element, of linear layers and
+ * convolutions:
+ *
  *   gradients      T terms:              T u M
  *   norms          |M|^2 bounds either form (inner products of positions of magnitudes add up to it), with T terms in
  *                  an element of the gradient or d and p in inner products, each factor twice: 2 (T + d + p) u |M|^2
  *   weighted sums  B T terms:            B T u (sum of |w| M), and one more rounding of bfloat16 operands
- *   Gram matrices  as norms, and p d terms where slices are multiplied: (2 (T + d + p) + p d) u <M, M>
+ *   Gram matrices  as norms, and p d terms if slices are multiplied: (2 (T + d + p) + p d) u <M, M>
  *   inner products (T + d + p) u <M, |V|>
- * Some roundings of scale, storage and conversion are covered by adding 8 to each length. With `rounded` on a GPU the
- * four operands of a norm or Gram matrix may be rounded to 11 bits: 4 * 2^-11 of |M|^2 more; see rounded_operands
- * for half types, whose elements need no rounding.
  *
- * Of embeddings and normalizing layers an element is off by at most u (16 + T + features) M: every term and every
- * addition is rounded once, and a statistic over n features is off by n u at most. What is made of the gradients is
- * off by what these errors make of it and by its own rounding. On the CPU, where float32 and half types have float64
- * statistics, M has |x - m| / s in place of (|x| + |m|) / s: a mean far larger than the spread costs nothing. */
+ * Some roundings of scale, storage and conversion are covered by adding 8 to each length. With `rounded` on a GPU the
+ * four operands of a norm or Gram matrix may be rounded to 11 bits: 4 * 2^-11 of |M|^2 more; see rounded_operands for
+ * half types, whose elements need no rounding.
+ *
+ * For embeddings and normalization layers the error of an element is at most u (16 + T + features) M: every term and
+ * every addition is rounded once, and the error of a statistic over n features is at most n u. Results computed from
+ * the gradients propagate these errors and add their own rounding. On the CPU, where float32 and half types have
+ * float64 statistics, M has |x - m| / s instead of (|x| + |m|) / s: a mean far larger than the standard deviation costs
+ * no accuracy. */
 
 #include "sample_cases.h"
 #include "support/elements.h"
@@ -39,14 +43,13 @@ typedef struct grad_case {
     int64_t outputs;             /* columns of an embedding */
     test_layout input, gradient, output;
     uint64_t stream;
-    int poison;    /* a sample that holds NaN and has weight 0, or -1 */
+    int poison;    /* a sample that contains NaN and has weight 0, or -1 */
     int spread;    /* elements are multiplied by powers of two, from -spread to spread */
     token_mix mix; /* of an embedding */
-    double mean;   /* of a normalized input, whose spread is 1 */
-    bool little;   /* calls get the least workspace in which they succeed */
+    double mean;   /* of a normalized input, with standard deviation 1 */
+    bool little;   /* calls get the least workspace that succeeds */
 } grad_case;
 
-/* A case that has been set up. */
 typedef struct trial {
     const grad_case *c;
     test_tensor *x, *g;
@@ -137,8 +140,8 @@ static bool is_half(tch_dtype dtype)
     return dtype.bits == 16;
 }
 
-/* What rounded operands of a norm or, with `gram`, of a Gram matrix may cost. Of half types only what a Gram matrix
- * multiplies last, gradients or sums of float32, may be rounded: two operands. */
+/* The error of rounded operands of a norm or, with `gram`, of a Gram matrix. For half types only the last operands of a
+ * Gram matrix, gradients or sums in float32, may be rounded: two operands. */
 static double rounded_operands(const grad_case *c, bool gram)
 {
     if (test_on_cpu() || !c->layer.rounded) {
@@ -165,7 +168,7 @@ static double stored(tch_dtype dtype, double value)
     return test_unit_roundoff(dtype) * fabs(value) + test_underflow(dtype);
 }
 
-/* A tensor for the weight or the bias, or with `samples` for one of each sample; NULL for a bias that there is not. */
+/* A tensor for the weight or the bias, or with `samples` one per sample; NULL for a missing bias. */
 static test_tensor *parameter_tensor(const trial *t, tch_dtype dtype, bool samples, bool bias, test_layout layout)
 {
     const grad_reference *r = t->reference;
@@ -184,7 +187,7 @@ static tch_tensor *tensor_or_null(test_tensor *t)
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
 
-/* What is refused for want of workspace leaves `out` as it was. */
+/* A call that fails for lack of workspace leaves `out` unchanged. */
 static void check_kept(const test_tensor *out, const double *before)
 {
     size_t mark = test_mark();
@@ -245,8 +248,8 @@ static double positions_length(const trial *t)
     return 2.0 * (double)(r->positions + r->inputs + r->outputs + 8);
 }
 
-/* Elements [from, to) of gradient i times those of y, whose magnitudes are `sizes`; what rounding errors of the
- * gradient and, where `off_y` says so, of y make of it is added to *each. */
+/* Elements [from, to) of gradient i times those of y, whose magnitudes are `sizes`; adds to *each the propagated
+ * rounding errors of the gradient and, with `off_y`, of y. */
 static double products(const trial *t, int64_t i, int64_t from, int64_t to, const double *y, const double *sizes,
                        bool off_y, double *magnitude, double *each)
 {
@@ -265,7 +268,7 @@ static double products(const trial *t, int64_t i, int64_t from, int64_t to, cons
     return sum;
 }
 
-/* <gradient i, gradient j> over the parts, and how far it may be off, as an element of `gram` or as a norm. */
+/* <gradient i, gradient j> over the parts, and its error bound, as an element of `gram` or as a norm. */
 static double inner(const trial *t, int32_t parts, int64_t i, int64_t j, const test_tensor *gram, double *bound)
 {
     const grad_reference *r = t->reference;
@@ -281,7 +284,7 @@ static double inner(const trial *t, int32_t parts, int64_t i, int64_t j, const t
     return sum;
 }
 
-/* With `products`, each followed as many places behind by how far it may be off; a matrix is symmetric. */
+/* With `products`, each followed at the same distance by its error bound; a matrix is symmetric. */
 static void compare_products(const char *what, const double *products, int32_t times, const test_tensor *out)
 {
     int64_t n = out->tensor.ndim == 2 ? out->shape[0] : 0;
@@ -309,7 +312,7 @@ static void check_norms(trial *t, int32_t parts)
     }
 }
 
-/* Of all pairs of samples, followed by how far each may be off. */
+/* Of all pairs of samples, followed by their error bounds. */
 static double *inner_of_pairs(const trial *t, int32_t parts, const test_tensor *gram)
 {
     int64_t n = t->reference->samples;
@@ -326,7 +329,7 @@ static double *inner_of_pairs(const trial *t, int32_t parts, const test_tensor *
     return products;
 }
 
-/* With a little more memory than the least there are some samples at a time, and some rows of the gradient. */
+/* With slightly more than the least workspace a few samples are processed at a time, and some rows of the gradient. */
 static void check_gram(trial *t, int32_t parts, tch_dtype dtype, test_layout layout)
 {
     const grad_case *c = t->c;
@@ -348,7 +351,7 @@ static void check_gram(trial *t, int32_t parts, tch_dtype dtype, test_layout lay
     CHECK_OK(tch_context_set_workspace_limit(c->context, 0));
 }
 
-/* Random numbers for a parameter, as its type holds them; NULL for no parameter. */
+/* Random numbers for a parameter, rounded to its type; NULL for no parameter. */
 static double *draw_parameter(const trial *t, test_tensor *parameter, uint64_t salt)
 {
     if (parameter == NULL) {
@@ -403,7 +406,7 @@ static void check_dots(trial *t, tch_dtype dtype, bool with_weight, bool with_bi
 
 /* --- weighted sums ----------------------------------------------------------------------------------------------- */
 
-/* w NULL: all ones. `before` is what `out` held, and not looked at where beta is 0. */
+/* w NULL: all ones. `before` is the initial `out`, unused if beta is 0. */
 static void check_sum_of(const trial *t, const test_tensor *out, bool bias, const double *before, double beta,
                          const double *w)
 {
@@ -430,7 +433,7 @@ static void check_sum_of(const trial *t, const test_tensor *out, bool bias, cons
     }
 }
 
-/* Every fourth weight is 0, and that of a sample that is poison. */
+/* Every fourth weight is 0, and so is that of a poisoned sample. */
 static void check_weighted_sum(trial *t, tch_dtype dtype, bool weighed, double beta)
 {
     const grad_case *c = t->c;
@@ -444,7 +447,7 @@ static void check_weighted_sum(trial *t, tch_dtype dtype, bool weighed, double b
     if (weighed) {
         test_tensor_write(weights, w);
     }
-    /* Where beta is 0 poison must not be read. */
+    /* With beta = 0 poison must not be read. */
     double *before_weight = beta != 0.0 ? draw_parameter(t, weight, 7) : NULL;
     double *before_bias = beta != 0.0 ? draw_parameter(t, bias, 8) : NULL;
     for (int alone = 0; alone <= (bias != NULL && beta == 0.0); alone++) {
@@ -520,7 +523,7 @@ static grad_case linear_case(tch_context *context, const linear_size *size, uint
     return case_of(context, TCH_LAYER_LINEAR, size->ndim, size->shape, size->outputs, stream);
 }
 
-/* In the last row of sizes there is nothing to sum over: zeros, and what is there times beta. */
+/* The last row of sizes has empty sums: zeros, or beta times the initial values. */
 TEST(linear_sizes)
 {
     const linear_size sizes[] = {
@@ -538,7 +541,7 @@ TEST(linear_sizes)
     }
 }
 
-/* Larger than the blocks that products are cut into, in either form of the norm. */
+/* Larger than the blocks of products, in either form of the norm. */
 TEST(linear_large)
 {
     const linear_size sizes[] = {{3, {2, 400, 450}, 460}, {3, {3, 300, 385}, 130}, {3, {2, 193, 300}, 257}};
@@ -549,10 +552,10 @@ TEST(linear_large)
     }
 }
 
-/* Norms alone, around the edges of tiles, with rows that are aligned and rows that are not, and with elements of one
- * row that differ by up to 2^32: rounded to 11 bits, and not. Then gradients alone that are sums of more terms than the
- * CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by 1024; and results of more
- * than 16 MB, whose pages the CPU populates first. */
+/* Norms only, around the edges of tiles, with aligned and unaligned rows, and with elements of one row that differ by
+ * up to 2^32: rounded to 11 bits, and not. Then gradients only, with more terms than the CPU sums in one pass, into
+ * partial blocks and tiles, a block being 256 by 1024; and results of more than 16 MB, whose pages the CPU populates
+ * first. */
 TEST(linear_edges)
 {
     const linear_size of_norms[] = {{3, {1, 129, 64}, 96},  {3, {3, 33, 132}, 40},  {3, {2, 257, 36}, 33},
@@ -645,7 +648,7 @@ TEST(conv_layouts)
     }
 }
 
-/* --- embeddings and normalizing layers --------------------------------------------------------------------------- */
+/* --- embeddings and normalization layers ------------------------------------------------------------------------- */
 
 #define KINDS ((int)TEST_COUNT(kinds))
 
@@ -705,7 +708,7 @@ static double *results_on_threads(const grad_case *c, int32_t threads, size_t *b
     return got;
 }
 
-/* Products are cut into other blocks where there are more threads: the bits are the same. */
+/* Products are divided into other blocks with more threads: results are bitwise identical. */
 TEST(results_on_any_threads)
 {
     const linear_size sizes[] = {{3, {1, 300, 70}, 301}, {3, {3, 40, 97}, 77}};
@@ -727,9 +730,9 @@ TEST(results_on_any_threads)
     CHECK_OK(tch_set_num_threads(usual));
 }
 
-/* --- a sample that is left out ----------------------------------------------------------------------------------- */
+/* --- skipped samples --------------------------------------------------------------------------------------------- */
 
-/* Samples of weight 0 add nothing, even where they are not finite. */
+/* Samples of weight 0 add nothing, even if they are not finite. */
 TEST(weight_zero_leaves_out)
 {
     const linear_size linear[] = {{2, {3, 5}, 4}, {3, {4, 6, 5}, 3}};
@@ -756,7 +759,7 @@ TEST(weight_zero_leaves_out)
 
 /* --- little memory ----------------------------------------------------------------------------------------------- */
 
-/* In the smallest workspace in which it gets by, a call works through its samples in chunks. */
+/* In the smallest workspace that succeeds, a call processes its samples in chunks. */
 TEST(little_memory)
 {
     const conv_size many[] = {{2, {19, 4, 6, 5}, 6, 1, {3, 3}, {0}, {0}, {1, 1}, {1, 1}, TCH_PADDING_ZEROS},

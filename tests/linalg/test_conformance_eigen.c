@@ -1,7 +1,7 @@
 /* Eigendecompositions and powers of symmetric matrices, against Jacobi rotations in float64 and by their residuals.
  *
  * A stable eigensolver returns the exact decomposition of A + E with |E| <= c n u |A|; with c n taken as n + 10, u the
- * round-off of the arithmetic and r that of storing the result (nothing more for float32 and float64):
+ * unit roundoff of the arithmetic and r that of storing the result (nothing more for float32 and float64):
  *     |A V - V W|, |w - w_ref|           <=  (n + 10) u |A|  +  3 r sqrt(n) |A|
  *     |V'V - I|                          <=  (n + 10) u sqrt(n)  +  3 r sqrt(n)
  *     |f(A) - V f(W) V'| for a power f   <=  (n + 10) u (|A| max|f'| + |f(A)|)  +  r |f(A)|  +  n t

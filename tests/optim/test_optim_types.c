@@ -88,7 +88,7 @@ static void check(const trial *t, const type_case *type, int32_t steps)
     for (int32_t i = 0; i < t->count; i++) {
         double error = trial_error(t, i, type->master ? 1.01 : (1 + type->stochastic) * steps);
         double most = trial_tolerance(t->configs[0].kind, t->dtype) + (type->master ? 0x1p-24 * steps : 0.0);
-        CHECK(error <= most, "parameter %d: off by %.3e of the way, allowed %.1e", i, error, most);
+        CHECK(error <= most, "parameter %d: off by %.3e of the path, allowed %.1e", i, error, most);
         test_tensor_check_written(t->parameters[i].memory, "the parameter");
         test_tensor_check_unchanged(t->parameters[i].gradient_memory, "the gradient");
     }

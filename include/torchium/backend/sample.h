@@ -26,7 +26,7 @@ typedef struct tch_patches {
     tch_padding padding;
 } tch_patches;
 
-/* A normalizing layer and what it saw; x and g are row-major, and of one type.
+/* A normalization layer and its input; x and g are row-major, and of one type.
  * LAYER_NORM, RMS_NORM: [samples, positions, features]; GROUP_NORM: [samples, features (channels), positions]. */
 typedef struct tch_normalized {
     tch_layer_kind kind;

@@ -42,7 +42,7 @@ static void add_positions(grad_reference *r, double scale, const test_positions 
     }
 }
 
-/* --- embeddings and normalizing layers --------------------------------------------------------------------------- */
+/* --- embeddings and normalization layers ------------------------------------------------------------------------- */
 
 typedef struct source {
     const tch_layer *layer;

@@ -1,11 +1,11 @@
-/* A step takes each block out of the parameter, works on it as a small dense array of order 1 to 4, and puts it back.
- * Along dimension k such an array is `before` by size[k] by `after`; products along it are written once, for all. */
+/* A step copies each block of the parameter to a small dense array of rank 1 to 4, processes it, and copies it back.
+ * Along dimension k such an array is `before` by size[k] by `after`; products along it have one implementation. */
 #include "optim_reference.h"
 
 #include "support/linalg/reference.h"
 #include "support/testing.h"
 
-/* --- which boxes there are --------------------------------------------------------------------------------------- */
+/* --- boxes ------------------------------------------------------------------------------------------------------- */
 
 static int32_t drop_ones(int32_t ndim, const int64_t *shape, int64_t *dims)
 {
@@ -18,7 +18,7 @@ static int32_t drop_ones(int32_t ndim, const int64_t *shape, int64_t *dims)
     return n;
 }
 
-/* At most four dimensions: the neighbors with the smallest product become one. */
+/* At most four dimensions: the neighbors with the smallest product are merged. */
 static int32_t merge_smallest(int32_t n, int64_t *dims)
 {
     while (n > REF_MAX_ORDER) {
@@ -33,7 +33,7 @@ static int32_t merge_smallest(int32_t n, int64_t *dims)
     return n;
 }
 
-/* From the innermost dimension outwards. The outermost stays apart rather than leave a vector. */
+/* From the innermost dimension outwards. The outermost stays separate rather than leave a vector. */
 static int32_t merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *dims)
 {
     int64_t merged[TCH_MAX_RANK];
@@ -64,7 +64,7 @@ bool ref_orthogonalizes(tch_optim_kind kind)
     return kind == TCH_OPTIM_MUON || kind == TCH_OPTIM_NORMUON;
 }
 
-/* SOAP without blocks has nothing to do for a matrix of which all sides are above the limit. */
+/* SOAP without blocks has no factor for a matrix with all sides above the limit. */
 static void leave_large_sides(ref_optim *r, const tch_optim_config *config)
 {
     bool fits = config->kind != TCH_OPTIM_SOAP || config->soap.block;
@@ -163,7 +163,7 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
     return r;
 }
 
-/* Where element e of the block lies in the parameter. */
+/* The index of the block's element e in the parameter. */
 static int64_t place(const ref_optim *r, const ref_block *b, int64_t e)
 {
     int64_t offset = 0;
@@ -245,7 +245,7 @@ static void multiply_all(const ref_optim *r, const ref_block *b, bool transpose,
 
 /* --- elementwise methods ----------------------------------------------------------------------------------------- */
 
-/* Its numbers are the method's own, or those of what another method leaves. */
+/* Hyperparameters of the method itself, or of AdamW for other methods' parameters. */
 static void step_adamw(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
     bool l2 = c->weight_decay_type == TCH_WEIGHT_DECAY_L2 && !ref_orthogonalizes(c->kind);
@@ -281,7 +281,7 @@ static void step_sgd(ref_optim *r, const tch_optim_config *c, ref_block *b, doub
     }
 }
 
-/* Each step rounds the average three times at most. */
+/* Each step rounds the average at most three times. */
 static void step_lion(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
     for (int64_t e = 0; e < b->count; e++) {
@@ -378,7 +378,7 @@ static void graft(ref_optim *r, const tch_optim_config *c, ref_block *b, const d
     }
 }
 
-/* The direction takes the place of f. */
+/* The direction overwrites f. */
 static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g, double *f)
 {
     double *d = test_zeros(b->count);
@@ -435,7 +435,7 @@ static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, 
 
 /* --- KL-Shampoo -------------------------------------------------------------------------------------------------- */
 
-/* A root that is refreshed is seen by the factors after it. */
+/* Later factors see a refreshed root. */
 static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_block *b, int32_t k, const double *g)
 {
     double correction = c->use_bias_correction ? 1.0 - pow(c->beta2, (double)r->step) : 1.0;
@@ -519,7 +519,7 @@ static void orthonormalize(int64_t n, double *x)
     }
 }
 
-/* order[i] is the number of the i-th largest diagonal element of Q' C Q. */
+/* order[i] is the index of the i-th largest diagonal element of Q' C Q. */
 static void order_of(int64_t n, const double *q, const double *cq, int64_t *order)
 {
     double *w = test_zeros(n);
@@ -536,11 +536,11 @@ static void order_of(int64_t n, const double *q, const double *cq, int64_t *orde
     test_drop(w);
 }
 
-/* A factor is followed with this share of its trace added: the eigenvectors are the same, and what lies in its null
- * space stays where it is (docs/numerics/soap-basis.md). */
+/* A factor is tracked with this fraction of its trace added: the eigenvectors are the same, and its null space stays
+ * fixed (docs/numerics/soap-basis.md). */
 #define BASIS_SHIFT 1e-7
 
-/* One orthogonal iteration: columns ordered by their share of the factor, second moments with them, then QR of C Q. */
+/* One orthogonal iteration: columns ordered by the diagonal of Q' C Q, second moments with them, then QR of C Q. */
 static void track(const ref_optim *r, ref_block *b, int32_t k)
 {
     int64_t n = b->size[k];
@@ -605,7 +605,7 @@ static void update_bases(ref_optim *r, const tch_optim_config *c, ref_block *b, 
     }
 }
 
-/* The first gradient only prepares the bases. */
+/* The first gradient only initializes the bases. */
 static void step_soap(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
     add_l2(c, b, p, g);
@@ -623,8 +623,8 @@ static void step_soap(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
 
 /* --- Muon -------------------------------------------------------------------------------------------------------- */
 
-/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. After long steps
- * the last. */
+/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. After minimax
+ * steps the last. */
 static void ortho_coefficients(const tch_optim_config *config, bool longs, int32_t step, double *k)
 {
     static const double polar[6][3] = {{8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448},
@@ -680,7 +680,7 @@ static void orthogonalize(const tch_optim_config *config, int32_t narrow, int64_
     bool minimax = config->muon.method == TCH_ORTHO_MINIMAX;
     bool longs = minimax && !narrow;
     int32_t steps = config->muon.ns_steps > 0 ? config->muon.ns_steps : minimax ? REF_LONG_STEPS : 5;
-    steps += minimax && narrow ? 2 : 0; /* of Polar Express, for as many as there would be */
+    steps += minimax && narrow ? 2 : 0; /* of Polar Express, if there were as many */
     for (int32_t step = 0; step < steps; step++) {
         if (longs && step < REF_LONG_STEPS) {
             ref_long_step(step, rows, m * n / rows, short_side);
@@ -708,7 +708,7 @@ static double muon_rate(const ref_optim *r, const tch_optim_config *c)
     return c->muon.adjust_lr_fn == TCH_ADJUST_LR_MATCH_RMS_ADAMW ? c->lr * 0.2 * sqrt(fmax(m, n)) : c->lr;
 }
 
-/* Row by row of the tensor, with its second moment in b->square; element j of row i lies at (i, j) of memory or (j,
+/* Row by row of the tensor, with its second moment in b->square; element j of row i is at (i, j) of memory or (j,
  * i). */
 static void normalize_rows(const ref_optim *r, const tch_optim_config *c, ref_block *b, double *d)
 {

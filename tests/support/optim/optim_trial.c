@@ -481,7 +481,7 @@ void trial_check(const trial *t, double tolerance)
     for (int32_t i = 0; i < t->count; i++) {
         const trial_parameter *p = &t->parameters[i];
         double error = trial_error(t, i, (double)t->steps);
-        CHECK(error <= tolerance, "parameter %d: off by %.3e of the way after %lld steps, expected %.1e", i, error,
+        CHECK(error <= tolerance, "parameter %d: off by %.3e of the path after %lld steps, expected %.1e", i, error,
               (long long)t->steps, tolerance);
         CHECK(p->path > 0.0 || p->memory->count == 0 || p->missing, "parameter %d: the reference has not moved", i);
         test_tensor_check_written(p->memory, "the parameter");

@@ -22,12 +22,10 @@
 /* From this tolerance on float32 matrices are multiplied in float32: bench/logs/cuda_lanczos.md. */
 #define FLOAT_FROM 1e-6
 
-#define MOST_STEPS 96 /* as on the CPU */
-#define SURE 1e-4     /* maximum threshold, as on the CPU: a poor start must not pass for convergence */
-#define THREADS 512   /* four rows of 16 bytes each: 32 KB in flight on a multiprocessor */
-#define CHECKS_EARLY                                                                                                   \
-    8                     /* every step is checked up to this one, then every other: checks take longer with each
-                             step */
+#define MOST_STEPS 96     /* as on the CPU */
+#define SURE 1e-4         /* maximum threshold, as on the CPU: a poor start must not pass for convergence */
+#define THREADS 512       /* four rows of 16 bytes each: 32 KB in flight on a multiprocessor */
+#define CHECKS_EARLY 8    /* every step is checked up to this one, then every other: checks get slower */
 #define NEWTON_ROUNDS 12  /* from within four times the distance, three to eight are enough */
 #define NEWTON_STOP 1e-14 /* a step this small, relative to the width of the spectrum, is the last */
 
