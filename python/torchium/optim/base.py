@@ -31,7 +31,7 @@ from torchium.factory import class_of
 from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.matrices import Role, roles_of
-from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, placed, put_back
+from ._engine.placement import Arrival, Engines, Group, Home, labels_of, placed, put_back
 from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, device_of_forecast, engine_stats, rates_of
 from ._shared.consolidate import asked_by_checkpoint, consolidate, in_tiles, is_divided, to_be_loaded
 from ._shared.group import Group as SharedGroup
@@ -434,8 +434,21 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _arrivals(
         self, engines: Engines, groups: list[Group], state: Mapping[Any, Any], wanted: Callable[[torch.Tensor], bool]
     ) -> list[Arrival]:
-        """Parameters outside of these engines that are wanted, or have state."""
-        return arrivals(engines, groups, state, wanted, self._home_of)
+        """Parameters outside of engines that are wanted or have state, in the order of their addition."""
+        inside = placed(engines)
+        generations = [saved_state.generation_of(state.get(p)) for group in groups for p in group["params"]]
+        fresh = 1 + max((g for g in generations if g is not None), default=-1)
+        found: dict[tuple[int, int, Home], list[int]] = defaultdict(list)
+        for index, group in enumerate(groups):
+            for position, p in enumerate(group["params"]):
+                saved = state.get(p)
+                if id(p) not in inside and (saved_state.has_state(saved) or wanted(p)):
+                    generation = saved_state.generation_of(saved)
+                    found[fresh if generation is None else generation, index, self._home_of(p)].append(position)
+        return [
+            Arrival(home, generation, index, positions, [groups[index]["params"][k] for k in positions])
+            for (generation, index, home), positions in sorted(found.items(), key=lambda item: item[0][:2])
+        ]
 
     def _admit(self) -> None:
         """Adds all parameters that require a gradient or have one to engines."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +29,15 @@ class SecondOrder(TorchiumOptimizer):
     # Why parameters of a model get AdamW; empty for an optimizer constructed from parameters.
     _reasons: Mapping[torch.Tensor, str] = MappingProxyType({})
     _warned = False  # of a matrix as large as a vocabulary
+
+    def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
+        super().__init__(params, arguments)
+        given = [p for group in self.param_groups for p in group["params"]]
+        asked = all(group.get("use_adamw") is True for group in self.param_groups)
+        if not asked and all(sum(size > 1 for size in p.shape) < 2 for p in given):
+            text = f"{type(self).__name__} was given no matrix, and AdamW updates all parameters: FSDP1 and DeepSpeed "
+            text += "ZeRO flatten matrices to vectors, fully_shard (FSDP2) does not"
+            warnings.warn(text, UserWarning, stacklevel=outside())
 
     def _groups_of(self, model: nn.Module) -> list[Group]:
         """The parameters of a model by name; those that get AdamW by the rules of `choose` are in a second group."""
@@ -94,10 +104,8 @@ class SecondOrder(TorchiumOptimizer):
 
     def _warn_of_vocabulary(self, index: int) -> None:
         """Warns once if a probable embedding gets the second-order method."""
-        group = self.param_groups[index]
-        for position, (parameter, alone) in enumerate(
-            zip(group["params"], self._elementwise(group, index), strict=True)
-        ):
+        group, elementwise = self.param_groups[index], self._elementwise(self.param_groups[index], index)
+        for position, (parameter, alone) in enumerate(zip(group["params"], elementwise, strict=True)):
             short, *_, long = sorted(parameter.shape) if parameter.ndim == 2 else (0, 0)
             if self._warned or alone or not parameter.requires_grad or long <= max(_VOCABULARY, _TIMES * short):
                 continue

@@ -247,16 +247,25 @@ def test_a_vocabulary_among_parameters_is_noticed_once():
         optimizer.add_param_group({"params": [("late", parameter(10_001, 8))]})
 
 
+def test_vectors_alone_are_noticed():
+    """As FSDP1 gives them."""
+    with pytest.warns(UserWarning, match="Muon was given no matrix.*FSDP1") as caught:
+        torchium.optim.Muon([parameter(7), parameter(0)])
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
 @pytest.mark.parametrize(
     "make_groups",
     [
+        lambda: [{"params": [parameter(7)]}, {"params": [parameter(3, 3)]}],
+        lambda: [{"params": [parameter(7)], "use_adamw": True}],
         lambda: nn.Sequential(nn.Embedding(10_001, 8)),
         lambda: [{"params": [parameter(10_001, 8)], "use_adamw": True}],
         lambda: [{"params": [parameter(10_001, 8)], "use_muon": False}],
         lambda: [parameter(10_000, 8), parameter(10_001, 1300), parameter(10_001), parameter(10_001, 1, 8)],
         lambda: [parameter(10_001, 8).requires_grad_(False)],
     ],
-    ids=["model", "use_adamw", "use_muon", "other shapes", "frozen"],
+    ids=["a matrix", "asked", "model", "use_adamw", "use_muon", "other shapes", "frozen"],
 )
 def test_no_warning(make_groups):
     with warnings.catch_warnings():

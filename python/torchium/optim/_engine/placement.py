@@ -8,7 +8,7 @@ in the same order.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +22,7 @@ from . import state as saved_state
 from .engine import Engine
 from .moments import adapt
 
-__all__ = ["Arrival", "Engines", "Group", "Home", "arrivals", "labels_of", "placed", "put_back"]
+__all__ = ["Arrival", "Engines", "Group", "Home", "labels_of", "placed", "put_back"]
 
 Group = dict[str, Any]
 # A device, and the ranks that share its parameters (none for local ones): the key of an engine.
@@ -46,31 +46,6 @@ class Arrival:
 def placed(engines: Engines) -> set[int]:
     """The ids of all parameters in engines."""
     return {id(p) for engine in engines.values() for p in engine.parameters}
-
-
-def arrivals(
-    engines: Engines,
-    groups: list[Group],
-    state: Mapping[Any, Any],
-    wanted: Callable[[torch.Tensor], bool],
-    home_of: Callable[[torch.Tensor], Home],
-) -> list[Arrival]:
-    """Parameters outside of engines that are wanted or have state, in the order of their addition."""
-    inside = placed(engines)
-    generations = [saved_state.generation_of(state.get(p)) for group in groups for p in group["params"]]
-    fresh = 1 + max((g for g in generations if g is not None), default=-1)
-    found: dict[tuple[int, int, Home], list[int]] = defaultdict(list)
-    for index, group in enumerate(groups):
-        for position, p in enumerate(group["params"]):
-            saved = state.get(p)
-            if id(p) not in inside and (saved_state.has_state(saved) or wanted(p)):
-                generation = saved_state.generation_of(saved)
-                found[fresh if generation is None else generation, index, home_of(p)].append(position)
-    in_order = sorted(found.items(), key=lambda item: item[0][:2])
-    return [
-        Arrival(home, generation, index, positions, [groups[index]["params"][k] for k in positions])
-        for (generation, index, home), positions in in_order
-    ]
 
 
 def labels_of(groups: list[Group]) -> list[list[str]]:
