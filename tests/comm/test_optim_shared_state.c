@@ -235,6 +235,7 @@ TEST(what_lies_whole_is_not_sent)
     } cases[] = {
         {TCH_OPTIM_SHAMPOO, 1, 0, {.ndim = 2, .size = {EQUAL_ROWS, EQUAL_COLS}}, placed_replicated},
         {TCH_OPTIM_MUON, 3, 1, {.ndim = 3, .size = {6, 5, 8}, .batch_dims = 1}, placed_by_rows},
+        {TCH_OPTIM_SHAMPOO, 3, 1, {.ndim = 3, .size = {12, 5, 8}, .batch_dims = 1}, placed_by_rows},
     };
     for (size_t k = 0; k < TEST_COUNT(cases); k++) {
         counted_training *t = begin_counting(cases[k].kind, k == 0 ? EQUAL : 1, cases[k].shape, cases[k].place);

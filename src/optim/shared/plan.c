@@ -165,11 +165,29 @@ static int32_t choose_holder(const planner *p, int32_t of_cost)
     return best;
 }
 
-/* Prefers a rank that holds most of the tile, then the least loaded, within the limits of the window and of this cost;
- * if there is none, within that of the window. */
+/* Of the ranks that hold the whole tile, such as an expert, which must not travel: one within the limits if there is
+ * one, the less loaded; -1 if none holds it. */
+static int32_t choose_whole(const planner *p)
+{
+    int32_t best = -1;
+    int most = -1;
+    for (int32_t i = 0; i < p->holders; i++) {
+        int32_t r = p->holding[i];
+        int within = may_have(p, r, p->of_cost) + may_have(p, r, INT32_MAX);
+        if (p->held[r] == p->elements && within >= most) {
+            best = within > most ? r : lighter(p, best, r);
+            most = within;
+        }
+    }
+    return best;
+}
+
+/* Prefers a rank that holds the whole tile, then, within the limits of the window and of this cost, one that holds most
+ * of it, then the least loaded; if there is none, within that of the window. */
 static int32_t choose_owner(const planner *p)
 {
-    int32_t best = choose_holder(p, p->of_cost);
+    int32_t best = choose_whole(p);
+    best = best < 0 ? choose_holder(p, p->of_cost) : best;
     best = best < 0 ? p->least[1] : best;
     best = best < 0 ? choose_holder(p, INT32_MAX) : best;
     for (int32_t r = 0, none = best < 0; none && r < p->ranks; r++) {
@@ -308,7 +326,7 @@ tch_status tchi_shared_plan(tch_optimizer *optimizer, int32_t group, const tchi_
 
 /* --- comparing plans --------------------------------------------------------------------------------------------- */
 
-#define PLAN_VERSION 2
+#define PLAN_VERSION 3
 
 static uint64_t mix_param(uint64_t hash, const tchi_param *p, const tchi_regions *r)
 {
