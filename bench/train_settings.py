@@ -38,12 +38,12 @@ def parsed(words):
     return label, entry, [float(one) for one in further if "=" not in one]
 
 
-def rows_of(course, args, setting):
+def rows_of(course, args):
     """A row for every optimizer and rate; a run that fails has its reason and no loss."""
     for label, entry, rates in args.optimizers:
         course.warm_up(entry, (rates[0], args.rest))
         for rate, steps in itertools.product(rates, args.steps):
-            row = setting | {"optimizer": label, "rate": rate, "steps": steps}
+            row = {"optimizer": label, "rate": rate, "steps": steps}
             try:
                 ran = course.run(entry, (rate, args.rest), steps)
                 row |= {name: ran.get(name) for name in ("loss", "held_out_loss", "seconds", "step_ms", "refreshes")}
@@ -80,16 +80,18 @@ def main():
     size = replace(size, batch=args.batch or size.batch)
     torch.set_float32_matmul_precision("high")
     corpus = text.load(size.packages, size.text, size.vocabulary, args.cache)
-    found = {"machine": machine(args.device, torchium.__version__), "text": corpus.summary, "runs": []}
+    found = {"machine": machine(args.device, torchium.__version__), "text": corpus.summary, "settings": []}
     for head, seed in itertools.product(args.head, args.seeds):
         course = Course(size, corpus, device, seed, device.type == "cuda" and not args.eager, head)
         for schedule, warm_up in itertools.product(args.schedule, args.warm_up):
             course.schedule = {"schedule": schedule, "warm_up": warm_up}
             setting = {"size": args.size, "batch": size.batch, "head": head, "seed": seed} | course.schedule
-            for row in rows_of(course, args, setting):
-                found["runs"].append(row)
+            found["settings"].append(setting | {"runs": []})
+            print(setting, flush=True)
+            for row in rows_of(course, args):
+                found["settings"][-1]["runs"].append(row)
                 figures.write(args.out, found)
-    return int(any("why" in row for row in found["runs"]))
+    return int(any("why" in row for one in found["settings"] for row in one["runs"]))
 
 
 if __name__ == "__main__":

@@ -134,9 +134,9 @@ typedef struct tch_optim_config {
         int32_t precondition_frequency; /* (step) steps between refreshes, at least 1; the maximum with refresh_drift */
         double refresh_drift;           /* (step) adaptive refresh; see docs/optimizers.md. Shampoo: also when the mean
                                            square of a block's direction has grown by this factor since the latest
-                                           refresh. SOAP: the interval of a basis, 1 at first, doubles when a refresh
-                                           finds it off by less than half of this, and halves when off by more than
-                                           this. 0: a fixed interval */
+                                           refresh, and more often early on. SOAP: the interval of a basis, 1 at first,
+                                           doubles when a refresh finds it off by less than half of this, and halves
+                                           when off by more than this. 0: a fixed interval */
         int32_t stagger;                /* (step) spread refreshes over the steps of an interval, balanced by cost */
         /* Shampoo only */
         int32_t start_preconditioning_step; /* before this step, counted from 1, the grafted method alone (SGD without

@@ -40,7 +40,9 @@ typedef struct tchi_block_method {
     bool (*has_factor)(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k);
     /* The exponent of the inverse roots of factors, for blocks of this order. NULL: factors have bases. */
     int32_t (*root)(const tch_optim_config *config, int32_t order);
-    bool refreshes_by_norm; /* adaptive refresh follows the norms of directions, not the drift of bases */
+    /* Not 0: adaptive refresh follows the norms of directions, not the drift of bases, and an interval is at most the
+     * steps since the first refresh divided by this. */
+    int32_t refreshes_by_norm;
     /* Elements per block in block_batch->moment. NULL: none. */
     int64_t (*block_state)(const tchi_block_batch *block_batch);
     /* Their name, without the block's number, and their contiguous shape; the function returns its rank. */

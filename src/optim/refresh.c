@@ -111,12 +111,12 @@ int64_t tchi_refresh_first(const tch_optim_config *config)
 
 bool tchi_refresh_by_norm(const tch_optimizer *optimizer, const tch_optim_config *config)
 {
-    return config->shampoo.refresh_drift > 0.0 && optimizer->method->blocks->refreshes_by_norm;
+    return config->shampoo.refresh_drift > 0.0 && optimizer->method->blocks->refreshes_by_norm > 0;
 }
 
 bool tchi_refresh_by_drift(const tch_optimizer *optimizer, const tch_optim_config *config)
 {
-    return config->shampoo.refresh_drift > 0.0 && !optimizer->method->blocks->refreshes_by_norm;
+    return config->shampoo.refresh_drift > 0.0 && optimizer->method->blocks->refreshes_by_norm == 0;
 }
 
 /* The norms are stored with the factors of the first dimension that has any. */
@@ -160,12 +160,32 @@ uint8_t tchi_refresh_next_gap(const tch_optim_config *config, uint8_t gap, doubl
     return (uint8_t)(next < most ? next : most);
 }
 
+/* The largest power of two that is at most a part of the steps since the first refresh: factors of few gradients lack
+ * directions that the next ones have, which norms show too late. */
+static int32_t early_interval(int64_t steps, int32_t parts)
+{
+    int32_t interval = 1;
+    while (interval < 1 << 30 && 2 * (int64_t)interval * parts <= steps) {
+        interval *= 2;
+    }
+    return interval;
+}
+
 int32_t tchi_refresh_interval(const tch_optimizer *optimizer, const tchi_factor_batch *factor_batch, int64_t factor)
 {
     const tch_optim_config *config = &tchi_group_at(optimizer, factor_batch->group)->config;
     int32_t most = config->shampoo.precondition_frequency;
-    bool shorter = tchi_refresh_by_drift(optimizer, config) && factor_batch->gap[factor] < exponent_of(most);
-    return shorter ? 1 << factor_batch->gap[factor] : most;
+    int32_t interval = most;
+    if (tchi_refresh_by_norm(optimizer, config)) {
+        const tchi_block_batch *block_batch = tchi_block_batch_at(optimizer, factor_batch->block_batch[factor]);
+        const tchi_block *block = tchi_block_at(optimizer, block_batch->first + factor_batch->block[factor]);
+        int64_t seen = tchi_block_param(optimizer, block)->steps_seen;
+        interval = early_interval(seen - optimizer->method->blocks->begins(config),
+                                  optimizer->method->blocks->refreshes_by_norm);
+    } else if (tchi_refresh_by_drift(optimizer, config) && factor_batch->gap[factor] < exponent_of(most)) {
+        interval = 1 << factor_batch->gap[factor];
+    }
+    return interval < most ? interval : most;
 }
 
 static bool needs_refresh(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,

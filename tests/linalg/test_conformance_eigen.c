@@ -42,6 +42,8 @@ static void check_residual(int64_t n, const double *a, const double *w, const do
     double bound =
         ((double)(n + 10) * test_arithmetic_roundoff(dtype) + 3.0 * test_storage_roundoff(dtype) * sqrt((double)n)) *
         ref_norm(n * n, a);
+    bound *=
+        test_on_cpu() ? 1.0 : 2.0; /* cuSOLVER's of 17 rows over twelve orders of magnitude reaches 1.2 on an H200 */
     CHECK(error <= bound, "|AV - VW| is %.3g > %.3g", error, bound);
 }
 

@@ -10,9 +10,7 @@
 #include "optim/rects.h"
 #include "shared.h"
 
-/* --- moving rectangles
- * -------------------------------------------------------------------------------------------
- */
+/* --- moving rectangles -------------------------------------------------------------------------------------------- */
 
 /* Source or destination of a part. */
 typedef enum place {
@@ -136,9 +134,7 @@ static const tchi_part *parts_of(const tchi_list *list)
     return list->items;
 }
 
-/* --- gradients to the wire
- * ---------------------------------------------------------------------------------------
- */
+/* --- gradients to the wire ---------------------------------------------------------------------------------------- */
 
 static bool adds_decay(const tch_optimizer *o, int32_t group)
 {
@@ -189,9 +185,7 @@ static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group
     return TCH_OK;
 }
 
-/* --- parts as they are
- * -------------------------------------------------------------------------------------------
- */
+/* --- parts as they are -------------------------------------------------------------------------------------------- */
 
 typedef struct copy {
     tch_optimizer *optimizer;
@@ -288,9 +282,7 @@ tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
     return TCH_OK;
 }
 
-/* --- collectives
- * -------------------------------------------------------------------------------------------------
- */
+/* --- collectives -------------------------------------------------------------------------------------------------- */
 
 /* The send buffer is complete after the work queued so far; the second stream waits for it and records an event when
  * done. */
@@ -329,9 +321,7 @@ static tch_status send_route(tch_optimizer *o, const tchi_route *route, const ch
     return tchi_comm_all_to_all(o->shared->comm, sent, received, &counts, stream);
 }
 
-/* --- a step
- * ------------------------------------------------------------------------------------------------------
- */
+/* --- a step ------------------------------------------------------------------------------------------------------- */
 
 /* Sends the next bucket's gradients. Its buffers are free: the second-last bucket has arrived. */
 static tch_status call_in(tch_optimizer *o, const tchi_step *now, int32_t group)

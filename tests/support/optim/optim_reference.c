@@ -330,11 +330,17 @@ static int64_t first_refresh(const tch_optim_config *c)
     return c->shampoo.start_preconditioning_step > 1 ? c->shampoo.start_preconditioning_step : 1;
 }
 
-/* After the first refresh, `since` steps ago. */
-static bool is_due(const tch_optim_config *c, const ref_block *b, int32_t k, int64_t since)
+/* After the first refresh, `since` steps ago. Adaptive intervals are at most that divided by `parts`, if not 0. */
+static bool is_due(const tch_optim_config *c, const ref_block *b, int32_t k, int64_t since, int64_t parts)
 {
     bool told = c->shampoo.stagger && c->shampoo.precondition_frequency > 1;
-    return b->stale || (told ? b->due[k] : since % c->shampoo.precondition_frequency == 0);
+    bool adaptive = c->shampoo.refresh_drift > 0.0 && parts > 0;
+    int64_t gap = adaptive ? 1 : c->shampoo.precondition_frequency;
+    while (adaptive && 2 * gap * parts <= since && gap < c->shampoo.precondition_frequency) {
+        gap *= 2;
+    }
+    gap = gap < c->shampoo.precondition_frequency ? gap : c->shampoo.precondition_frequency;
+    return b->stale || (told ? b->due[k] : since % gap == 0);
 }
 
 /* The rule of adaptive refresh, from the direction before grafting or clipping. */
@@ -353,7 +359,7 @@ static void refresh_roots(ref_optim *r, const tch_optim_config *c, ref_block *b)
 {
     int64_t since = r->step - first_refresh(c);
     for (int32_t k = 0; k < r->order && since >= 0; k++) {
-        if (b->factor[k] != NULL && is_due(c, b, k, since)) {
+        if (b->factor[k] != NULL && is_due(c, b, k, since, 10)) {
             take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
             b->refreshed = true;
         }
@@ -450,7 +456,7 @@ static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_
     double others = (double)(b->count / b->size[k]);
     update_factor(r, b, k, u, weight / others, c->use_bias_correction ? 1.0 - weight : c->beta2);
     bool zero = ref_norm(b->size[k] * b->size[k], b->factor[k]) == 0.0;
-    if (is_due(c, b, k, r->step - 1) || r->step == 1) {
+    if (is_due(c, b, k, r->step - 1, 20) || r->step == 1) {
         b->refreshed = true;
         if (!zero || c->eps > 0.0) {
             take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
@@ -599,7 +605,7 @@ static void update_bases(ref_optim *r, const tch_optim_config *c, ref_block *b, 
         update_factor(r, b, k, g, 1.0 - beta, beta);
         if (r->step == 1) {
             first_basis(b->size[k], b->factor[k], b->root[k]);
-        } else if (is_due(c, b, k, r->step - 1)) {
+        } else if (is_due(c, b, k, r->step - 1, 0)) {
             track(r, b, k);
         }
     }

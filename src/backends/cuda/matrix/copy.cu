@@ -7,8 +7,7 @@
  *         for (j = 0; j < cols; j++) {                        // as many loops as there are dimensions
  *             dst[i * dst_rows + j * dst_cols] = convert(src[i * src_rows + j * src_cols]);
  *         }
- *     }
- * */
+ *     } */
 #include "backends/axes.h"
 #include "backends/cuda/device/elements.cuh"
 

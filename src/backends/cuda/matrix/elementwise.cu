@@ -8,8 +8,7 @@
  *             out[i][j] = flag == TCH_REPORT_OK ? x[i][j] : out[i][j];    // select
  *             x[i][j] /= (values == NULL ? max(row[i], 0) * max(col[j], 0) : max(values[i][j], 0)) + damping;
  *         }
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/batch_walk.cuh"
 
 /* A missing operand as kernels see it: data NULL. */

@@ -7,8 +7,7 @@
  *     scale = 2^(14 - floor(log2(largest)));
  *     for (each element) {                                    // fp16_rows
  *         to[i][j] = x is float32 ? float_to_half(scale * x[i][j]) : x[i][j];
- *     }
- * */
+ *     } */
 #include "fp16_copy.h"
 
 #include "backends/cuda/device/mma_tiles.cuh"

@@ -8,8 +8,7 @@
  *             sum += (double)x[i][j] * x[i][j];               // in a unit where squares would leave the range
  *         }
  *     }
- *     norm = sqrt(sum);
- * */
+ *     norm = sqrt(sum); */
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/device/batch_walk.cuh"
 

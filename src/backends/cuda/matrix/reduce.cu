@@ -7,8 +7,7 @@
  *             nonfinite += !isfinite(x[i][j]);
  *             asymmetry = max(asymmetry, fabs(x[i][j] - x[j][i]));
  *         }
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "core/arith.h"
 

@@ -12,8 +12,7 @@
  *             break;
  *         }
  *     }
- *     labels[i] = j;                                          // -1 where a logit is not finite
- * */
+ *     labels[i] = j;                                          // -1 where a logit is not finite */
 #include "backends/cuda/update/updates.cuh"
 
 #define WARPS 4

@@ -8,8 +8,7 @@
  *     loss = log(sum over j of exp(x[i][j])) - x[i][label];   // cross_entropy, of row i
  *     gradient[i][j] = factor * (softmax(x[i])[j] - (j == label));
  *     loss = sum over j of (y[i][j] - t[i][j])^2 / cols;      // squared
- *     gradient[i][j] = factor * (y[i][j] - t[i][j]);
- * */
+ *     gradient[i][j] = factor * (y[i][j] - t[i][j]); */
 #include "backends/cuda/device/batch_walk.cuh"
 
 /* --- activations ------------------------------------------------------------------------------------------------- */

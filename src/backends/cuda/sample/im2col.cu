@@ -9,8 +9,7 @@
  *                 out[y][c * kernel + k] = x is outside ? what the padding puts there : image[c][x];
  *             }
  *         }
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/elements.cuh"
 
 #define THREADS 256

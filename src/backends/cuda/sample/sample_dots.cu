@@ -10,8 +10,7 @@
  *     }
  *     for (b = 0; b < batch; b++) {                           // pair_dots
  *         out[b / groups] += scale * sum over i and j of x[b][i][j] * y[b][i][j];
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "position_sums.cuh"
 

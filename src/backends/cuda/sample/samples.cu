@@ -5,8 +5,7 @@
  *         out[b][j] = beta * out[b][j] + scale * sum over positions i of x[b][i][j];              // sample_sums
  *         weights[b] = isfinite(squares[b]) ? min(1, most / (sqrt(squares[b]) + 1e-6)) : 0;       // clip_weights, NORM
  *         out[b][i][j] = weights[b / groups] == 0 ? 0 : weights[b / groups] * x[b][i][j];         // weigh_samples
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "backends/rules.h"
 #include "position_sums.cuh"

@@ -5,8 +5,7 @@
  *     x[i] /= |x[i]|;                                                     // split_rows, if rows are to be normalized
  *     high[i][j] = half(x[i][j] * scale);  low[i][j] = half(x[i][j] * scale - high[i][j]);
  *     order[number of k with w[k] > w[i], or w[k] == w[i] and k < i] = i; // descending
- *     out[i][j] = x[rows[i]][cols[j]];                                    // permute
- * */
+ *     out[i][j] = x[rows[i]][cols[j]];                                    // permute */
 #include "backends/cuda/device/batch_walk.cuh"
 
 #define WARP 32

@@ -8,8 +8,7 @@
  *         for (i = 0; i < n; i++) {
  *             w[b][i] = pow(w[b][i] + damping[b], power);                 // spectrum_power
  *         }
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/elements.cuh"
 #include "backends/rules.h"
 

@@ -4,8 +4,7 @@
  *     a = flagged or not finite ? I : a * 2^-e;               // eigh_prepare; the largest |a| is below 1
  *     w[i] = values[i] * 2^e;                                 // eigh_finish
  *     a[i][i] += shift;                                       // solve_prepare
- *     a = factorization failed ? I : a;                       // solve_verdict
- * */
+ *     a = factorization failed ? I : a;                       // solve_verdict */
 #include "decompositions.h"
 
 #include "backends/cuda/device/elements.cuh"

@@ -16,8 +16,7 @@
  *     }
  *     if (damping == relative_eps * largest) {                // for the i whose w[i] equals the largest
  *         b[i][i] += relative_eps * (sum over k of b[k][k]) / how many they are;
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/elements.cuh"
 
 #include "backends/loewner.h"

@@ -15,8 +15,7 @@
  *             break;
  *         }
  *         next = w / beta, w = v, v = next;
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/matvec.cuh"
 
 /* From this tolerance on float32 matrices are multiplied in float32: bench/logs/cuda_lanczos.md. */

@@ -8,8 +8,7 @@
  *     skip = found || found_inf || ranks disagree;            // decide_skip
  *     step += skip ? 0 : 1;                                   // advance
  *     correction1 = 1 - pow(beta1, step), correction2 = 1 - pow(beta2, step);
- *     scale *= found_inf ? backoff : interval is over ? growth : 1;           // update_scale
- * */
+ *     scale *= found_inf ? backoff : interval is over ? growth : 1;           // update_scale */
 #include "backends/rules.h"
 #include "updates.cuh"
 

@@ -18,8 +18,7 @@
  *
  *     c = beta1 * m + (1 - beta1) * g;                        // Lion
  *     p = (1 - lr * weight_decay) * p - lr * factor * sign(c);
- *     m = beta2 * m + (1 - beta2) * g;
- * */
+ *     m = beta2 * m + (1 - beta2) * g; */
 #include "moments.cuh"
 
 template <typename real> struct step_numbers {

@@ -1,8 +1,7 @@
 /* SOAP's Adam inside blocks. Memory-bound; chunks of transposed blocks pass through shared memory.
  *
  *     v = beta2 * v + (1 - beta2) * block[0] * block[0];
- *     block[1] *= sqrt(correction2) / correction1 / (sqrt(v) + eps);
- * */
+ *     block[1] *= sqrt(correction2) / correction1 / (sqrt(v) + eps); */
 #include "norms.cuh"
 
 template <typename real> struct rotated_numbers {

@@ -10,8 +10,7 @@
  *             }
  *             c[i][j] = c[j][i] = c0 * (i == j) + c1 * d[i][j] + c2 * sum;
  *         }
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/elements.cuh"
 
 #define TILE 64

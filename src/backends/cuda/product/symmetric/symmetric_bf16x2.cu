@@ -10,8 +10,7 @@
  *             }
  *             c[i][j] = c[j][i] = c0 * (i == j) + c1 * d[i][j] + c2 * sum;    // the epilogue
  *         }
- *     }
- * */
+ *     } */
 #include "symmetric_bf16x2.cuh"
 
 /* Stages: 3 of 128 + 128 rows are 96 KiB, the limit of a block on sm_86, 89 and 120. */

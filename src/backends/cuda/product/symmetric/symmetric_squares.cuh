@@ -3,8 +3,7 @@
  * at a multiple of 1024 bytes.
  *
  * A thread's 32 numbers of a square are sum[from] to sum[from + 31], `from` being 0 or 32: the left or the right half
- * of tchi_wgmma's result. With lane = 4 g + t, warp w of the warpgroup has rows 16 w + g and 16 w + g + 8.
- * */
+ * of tchi_wgmma's result. With lane = 4 g + t, warp w of the warpgroup has rows 16 w + g and 16 w + g + 8. */
 #ifndef TCHI_CUDA_SYMMETRIC_SQUARES_CUH
 #define TCHI_CUDA_SYMMETRIC_SQUARES_CUH
 

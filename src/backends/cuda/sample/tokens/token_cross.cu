@@ -9,8 +9,7 @@
  *     }
  *     for (s = 0; s < S; s++) {                               // token_dots
  *         dot += scale * dot(g[s], w[token[s]]);
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "token_order.cuh"
 

@@ -11,8 +11,7 @@
  *             next[first[token[order[i]] >> shift & 255]++] = order[i];
  *         }
  *         swap(order, next), clear count;
- *     }
- * */
+ *     } */
 #include "token_order.cuh"
 
 #define CHUNK 1024 /* positions of a warp */

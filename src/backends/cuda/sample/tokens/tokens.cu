@@ -14,8 +14,7 @@
  *         for (each token v of the sample) {
  *             norms[b] += scale * |sum of g[b][s] over the s with token[b][s] == v|^2;
  *         }
- *     }
- * */
+ *     } */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "token_order.cuh"
 
