@@ -515,7 +515,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return found
 
     def _nonfinite(self) -> torch.Tensor | None:
-        """Whether a gradient of this rank is not finite, or a GradScaler has found one; None: nobody looks."""
+        """Whether a gradient of this rank is not finite, or a GradScaler has found one; None: not checked."""
         parts = [part for *_, part in self._given() if part.numel()]
         if "found_inf" in self.__dict__:
             return self.found_inf.reshape(()) > 0
