@@ -456,7 +456,7 @@ static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_
     double others = (double)(b->count / b->size[k]);
     update_factor(r, b, k, u, weight / others, c->use_bias_correction ? 1.0 - weight : c->beta2);
     bool zero = ref_norm(b->size[k] * b->size[k], b->factor[k]) == 0.0;
-    if (is_due(c, b, k, r->step - 1, 20) || r->step == 1) {
+    if (is_due(c, b, k, r->step - 1, 50) || r->step == 1) {
         b->refreshed = true;
         if (!zero || c->eps > 0.0) {
             take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
