@@ -262,6 +262,8 @@ class Autoencoder(Case):
         summary = self.train("--data", path, "--task", "autoencode", "--hidden", "2", "--steps", "3")[-1]
         self.assertEqual(summary["parameters"], (4 * 2 + 2) + (2 * 4 + 4))
 
+
+class Convergence(Case):
     def test_curvature_pays(self):
         """Steps to AdamW's final loss, at the default rates; docs/training.md has larger runs."""
         *_, summary = self.train("--task", "autoencode", "--samples", "2000", "--steps", "150", "--device", DEVICE,
@@ -269,14 +271,14 @@ class Autoencoder(Case):
         for result in summary["runs"][:4]:
             self.assertLessEqual(result["baseline_steps"], 75, result)
 
-
-class Curvature(Case):
-    """KFAC, the natural gradient, and per-sample gradients."""
-
     def test_kfac_needs_half_of_adamws_steps(self):
         kfac, adamw = self.train("--optimizer", "kfac,adamw", "--log-every", "10", "--device", DEVICE)[-1]["runs"]
         self.assertIsNotNone(kfac["baseline_steps"])
         self.assertLessEqual(kfac["baseline_steps"], 0.5 * adamw["steps"])
+
+
+class Curvature(Case):
+    """KFAC, the natural gradient, and per-sample gradients."""
 
     def test_statistics_are_those_of_kfac(self):
         steps = ["--steps", "9", "--precondition-frequency", "5"]
@@ -303,10 +305,10 @@ class Curvature(Case):
         )
 
     def test_a_clip_beyond_all_norms_changes_rounding_alone(self):
-        for method in ALL.split(","):
-            plain = self.train(*SMALL, "--steps", "3", "--optimizer", method)[-1]["runs"][0]
-            wide = self.train(*SMALL, "--steps", "3", "--optimizer", method, "--per-sample-clip", "1e9")[-1]["runs"][0]
-            self.assertAlmostEqual(wide["train_loss"] / plain["train_loss"], 1.0, delta=1e-3, msg=method)
+        common = [*SMALL, "--steps", "3", "--optimizer", ALL]
+        plain, wide = (self.train(*common, *clip)[-1]["runs"] for clip in ([], ["--per-sample-clip", "1e9"]))
+        for a, b in zip(wide, plain, strict=True):
+            self.assertAlmostEqual(a["train_loss"] / b["train_loss"], 1.0, delta=1e-3, msg=a["optimizer"])
 
     def test_per_sample_clip_bounds_the_step(self):
         """One row in fifty is a thousand times larger: without clipping it dominates the step."""
@@ -432,7 +434,8 @@ class Data(Case):
 
 
 class Checkpoints(Case):
-    ARGUMENTS = (*SMALL, "--optimizer", ALL, "--log-every", "7", "--schedule", "constant")
+    ARGUMENTS = (*SMALL, "--log-every", "7", "--schedule", "constant", "--optimizer")
+    FEW = (*ARGUMENTS, "soap,kfac,sgd")
 
     def interesting(self, path):
         """Results that are bitwise equal between runs of one plan: everything but times, and checksums of them."""
@@ -450,8 +453,8 @@ class Checkpoints(Case):
 
     def test_resume_is_exact(self):
         whole, part, rest = self.path("whole"), self.path("part"), self.path("rest")
-        self.train(*self.ARGUMENTS, "--steps", "24", "--checkpoint", whole)
-        self.train(*self.ARGUMENTS, "--steps", "11", "--checkpoint", part)
+        self.train(*self.ARGUMENTS, ALL, "--steps", "24", "--checkpoint", whole)
+        self.train(*self.ARGUMENTS, ALL, "--steps", "11", "--checkpoint", part)
         self.train("--resume", part, "--steps", "24", "--checkpoint", rest, "--device", DEVICE)
         (settings, tensors), (wanted_settings, wanted) = self.interesting(rest), self.interesting(whole)
         self.assertEqual(settings, wanted_settings)
@@ -465,13 +468,13 @@ class Checkpoints(Case):
 
     def test_a_finished_training_changes_nothing(self):
         first, second = self.path("first"), self.path("second")
-        self.train(*self.ARGUMENTS, "--steps", "10", "--checkpoint", first)
+        self.train(*self.FEW, "--steps", "10", "--checkpoint", first)
         self.train("--resume", first, "--checkpoint", second, "--device", DEVICE)
         self.assertEqual(read_checkpoint(first), read_checkpoint(second))
 
     def test_a_checkpoint_without_checksums_is_read_with_a_warning(self):
         path, old = self.path("with"), self.path("without")
-        self.train(*self.ARGUMENTS, "--steps", "4", "--checkpoint", path)
+        self.train(*self.FEW, "--steps", "4", "--checkpoint", path)
         with open(path, "rb") as file:
             content = file.read()
         (length,) = struct.unpack("<Q", content[:8])
@@ -486,13 +489,13 @@ class Checkpoints(Case):
 
     def test_what_does_not_fit_is_refused(self):
         path = self.path("some")
-        self.train(*self.ARGUMENTS, "--steps", "4", "--checkpoint", path, "--schedule", "cosine")
+        self.train(*self.FEW, "--steps", "4", "--checkpoint", path, "--schedule", "cosine")
         for change, *words in (
             (["--hidden", "24"], "--hidden", "'24,16'", "'24'"),
             (["--seed", "5"], "data"),
             (["--batch", "16"], "--batch", "'32'", "'16'"),
             (["--optimizer", "adamw"], "--optimizer"),
-            (["--lr", "adamw=0.5"], "--lr"),
+            (["--lr", "sgd=0.5"], "--lr"),
             (["--samples", "400"], "data"),
             (["--steps", "8"], "--steps"),
             (["--weight-decay", "0.1"], "--weight-decay"),
