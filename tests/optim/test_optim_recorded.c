@@ -289,8 +289,8 @@ TEST(soap)
     tch_optim_config config = config_of(TCH_OPTIM_SOAP);
     if (!is_emulated()) {
         check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "soap");
+        check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "soap in float64");
     }
-    check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "soap in float64");
     config.shampoo.precondition_frequency = 3;
     config.soap.normalize_grads = 1;
     config.shampoo.merge_dims = 0;
@@ -306,7 +306,9 @@ TEST(soap)
 TEST(shampoo)
 {
     tch_optim_config config = config_of(TCH_OPTIM_SHAMPOO);
-    check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo");
+    if (!is_emulated()) {
+        check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo");
+    }
     config.numerics.method = TCH_ROOT_NEWTON; /* does not synchronize on any device, so its roots are recorded */
     if (!is_emulated()) {
         check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "shampoo with roots by products");
@@ -320,7 +322,9 @@ TEST(shampoo)
     config.shampoo.merge_dims = 0;
     config.shampoo.start_preconditioning_step = 4;
     config.shampoo.stagger = 0;
-    check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "shampoo that begins late");
+    if (!is_emulated()) {
+        check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "shampoo that begins late");
+    }
     config.beta1 = 0.0;
     config.shampoo.grafting = TCH_GRAFTING_SGD;
     config.weight_decay_type = TCH_WEIGHT_DECAY_L2;
@@ -337,14 +341,18 @@ TEST(muon)
 {
     tch_optim_config config = config_of(TCH_OPTIM_MUON);
     config.eps = 20.0; /* above the norms, so that a change has an effect */
-    check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "muon");
+    if (!is_emulated()) {
+        check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "muon");
+    }
     config.muon.method = TCH_ORTHO_MUON;
     config.muon.adjust_lr_fn = TCH_ADJUST_LR_MATCH_RMS_ADAMW;
     config.memory.budget = 64 * 1024;
     check_all_changes(config, TCH_FLOAT32, TCH_BFLOAT16, "muon, few at a time, bfloat16 gradients");
     config.muon.method = TCH_ORTHO_POLAR_EXPRESS;
     config.memory.master_weights = 1;
-    check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "muon, bfloat16 with master weights");
+    if (!is_emulated()) {
+        check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "muon, bfloat16 with master weights");
+    }
 }
 
 TEST(normuon)
@@ -352,8 +360,8 @@ TEST(normuon)
     tch_optim_config config = config_of(TCH_OPTIM_NORMUON);
     if (!is_emulated()) {
         check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "normuon");
+        check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "normuon in float64");
     }
-    check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "normuon in float64");
     config.eps = 20.0; /* above the norms, so that a change has an effect */
     config.muon.method = TCH_ORTHO_MUON;
     config.muon.adjust_lr_fn = TCH_ADJUST_LR_ORIGINAL;

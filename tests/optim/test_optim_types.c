@@ -123,7 +123,7 @@ static void every_type(tch_context *context, tch_optim_kind kind)
         int32_t count = brief || types[i].dtype.bits == 16 ? SOME : (int32_t)TEST_COUNT(shapes);
         run(context, &c, &types[i], count, shapes, brief ? 2 : 3);
         if (!brief) {
-            run(context, &c, &types[i], SMALL, shapes, 24);
+            run(context, &c, &types[i], SMALL, shapes, 12);
         }
     }
 }

@@ -167,37 +167,6 @@ TEST(steps_alternate_degree_plus_two_times)
     }
 }
 
-/* The lower end is checked relatively, since the next step starts from it, up to the rounding of the coefficients. */
-static void check_image(int root, double lo, const tchi_minimax_step *step)
-{
-    long double grid[GRID];
-    double size = 1.0;
-    for (int i = 0; i < 5 && step->c[4] != 0.0; i++) {
-        size += fabs(step->c[i]); /* of degree 4 up to thousands, which cancel */
-    }
-    double slack = 1e-13 + 4.0 * root * DBL_EPSILON * size / pow(step->lo, 1.0 / root);
-    fill_grid(lo, 1.0L, grid);
-    for (int i = 0; i < GRID; i++) {
-        long double q = polynomial(step->c, grid[i]), image = grid[i] * power(q, root);
-        CHECK(q > 0.0L, "q(%Lg) is %Lg", grid[i], q);
-        CHECK(image >= step->lo * (1.0L - slack), "%Lg becomes %.17Lg, below %.17g", grid[i], image, step->lo);
-        CHECK(image <= step->hi * (1.0L + 1e-13L * size), "%Lg becomes %.17Lg, above %.17g", grid[i], image, step->hi);
-    }
-}
-
-TEST(steps_stay_positive_and_in_their_interval)
-{
-    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
-        for (int i = 0; i < 60; i++) {
-            double lo = spread(i, 60, 1e-15, 0.999);
-            for (int degree = 1; degree <= (quartic_exists(lo) ? 4 : 2); degree *= 2) {
-                tchi_minimax_step step = make_step(root, degree, lo, 1.0);
-                check_image(root, lo, &step);
-            }
-        }
-    }
-}
-
 /* Close to convergence the step approaches Taylor's polynomial of x^(-1/p) at 1, whose coefficients must not be lost to
  * cancellation in an ever shorter interval: rounding puts eigenvalues outside it. */
 TEST(short_intervals_give_taylor_polynomials)
@@ -217,84 +186,6 @@ TEST(short_intervals_give_taylor_polynomials)
             CHECK(fabs(parabola.c[2] - second) <= half + 1e-8, "c2 is %.17g", parabola.c[2]);
             double least = (a + 1.0) * (a + 2.0) / 24.0 * half * half * half; /* of all parabolas, as half -> 0 */
             CHECK(parabola.hi - 1.0 <= 1.01 * least + 1e-14, "%g instead of %g", parabola.hi - 1.0, least);
-        }
-    }
-}
-
-/* Runs the scalar iteration and compares it with the guarantee of every step and of the plan. Returns its steps. */
-static int check_plan(int root, int degree, double lo, double tolerance)
-{
-    tchi_minimax_step steps[TCHI_MINIMAX_MAX_STEPS];
-    test_case("root %d, degree %d, from %g to %g", root, degree, lo, tolerance);
-    int count = tchi_minimax_plan(root, degree, lo, tolerance, steps);
-    CHECK(count >= 0 && count <= TCHI_MINIMAX_MAX_STEPS, "the plan has %d steps", count);
-    long double grid[GRID];
-    double slack = 1e-13 + 1e-15 / lo;
-    fill_grid(lo, 1.0L, grid);
-    for (int i = 0; i < GRID; i++) {
-        long double m = grid[i], root_of_x = 1.0L;
-        for (int s = 0; s < count; s++) {
-            long double q = polynomial(steps[s].c, m);
-            root_of_x *= q;
-            m *= power(q, root);
-            CHECK(m >= steps[s].lo * (1.0 - slack), "step %d: %.17Lg from %Lg", s, m, grid[i]);
-            CHECK(m <= steps[s].hi * (1.0 + slack), "step %d: %.17Lg from %Lg", s, m, grid[i]);
-        }
-        long double error = fabsl(root_of_x * root_of(grid[i], root) - 1.0L);
-        CHECK(error <= tolerance * (1.0 + 1e-6) + 1e-15, "the error at %Lg is %Lg", grid[i], error);
-    }
-    return count;
-}
-
-TEST(plans_reach_their_tolerance)
-{
-    const double tolerances[] = {2.0, 1e-1, 1e-3, 1e-6, 1e-10, 1e-14};
-    const double more[] = {1.0, 1e-13, 1e-15};
-    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
-        for (int r = 0; r < RATIO_COUNT + 3; r++) {
-            for (int t = 0; t < 6; t++) {
-                double lo = r < RATIO_COUNT ? RATIOS[r] : more[r - RATIO_COUNT];
-                int line = check_plan(root, 1, lo, tolerances[t]);
-                int parabola = check_plan(root, 2, lo, tolerances[t]);
-                CHECK(parabola <= line, "%d steps of degree 2, %d of degree 1", parabola, line);
-            }
-        }
-    }
-}
-
-/* The error of an ending is as stated, on a finer grid than its own. */
-TEST(endings_say_their_error)
-{
-    tchi_minimax_quartic q;
-    double error;
-    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
-        for (int i = 0; i < 60; i++) {
-            double lo = i < 40 ? 0.02 + 0.0245 * i : 1.0 - 0.02 / (i - 38);
-            test_case("root %d from %g", root, lo);
-            assert_int_equal(tchi_minimax_ending(root, lo, 2.0 - lo, &q, &error), 0);
-            double most = 0.0;
-            for (int j = 0; j <= 5000; j++) {
-                double x = lo + (2.0 - 2.0 * lo) * j / 5000.0;
-                double s = q.s0 + x * (q.s1 + x);
-                most = fmax(most, fabs((q.t0 + q.t1 * x + q.t2 * s * s) * pow(x, 1.0 / root) - 1.0));
-            }
-            CHECK(most <= 1.02 * error + 1e-14, "%g where it says %g", most, error);
-        }
-    }
-    assert_int_equal(tchi_minimax_ending(4, 0.609, 1.391, &q, &error), 0);
-    CHECK(error > 7e-5 && error < 7.5e-5, "the error is %g", error); /* the optimum is 5.8e-5 */
-}
-
-/* Two products give the polynomial of the coefficients. */
-TEST(quartics_are_two_products)
-{
-    for (int i = 0; i < 200; i++) {
-        tchi_minimax_step step = make_step(1 + i % 16, 4, spread(i, 200, 1e-6, 0.8), 1.0);
-        tchi_minimax_quartic q = tchi_minimax_quartic_of(step.c);
-        for (int j = 0; j <= 20; j++) {
-            double x = j / 20.0, s = q.s0 + x * (q.s1 + x);
-            double value = q.t0 + q.t1 * x + q.t2 * s * s;
-            CHECK(fabs(value - (double)polynomial(step.c, x)) <= 1e-11 * fabs(step.c[4]), "%g at %g", value, x);
         }
     }
 }
