@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize(("calls", "alone"), [(2000, ()), (1000, ("--alone", "a tensor whose memory is gone"))])
+@pytest.mark.parametrize(("calls", "alone"), [(700, ()), (200, ("--alone", "a tensor whose memory is gone"))])
 def test_wrong_arguments(calls, alone, tmp_path):
     """With a random seed, which the output contains; scripts/fuzz runs more calls."""
     program = Path(__file__).with_name("wrong_arguments.py")

@@ -25,8 +25,7 @@ def assert_gradients(model, expected, tolerance=1e-9):
         assert_close(model.get_parameter(name).grad, g, tolerance, name)
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("size", [1, 2, 9])
+@pytest.mark.parametrize(("size", "dtype"), zip((1, 9), BOUNDS, strict=True))
 @pytest.mark.parametrize("name", [*LAYERS, "conv net", "layers in turns"])
 def test_natural_gradient_is_the_dense_solve(device, name, size, dtype):
     model, x, y = make(name, size, dtype, device)

@@ -16,57 +16,17 @@ def matrix(*shape, device="cpu"):
 
 # --- construction
 
-DEFAULTS = {
-    "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False},
-    "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "maximize": False,
-              "amsgrad": False},
-    "shampoo": {
-        "lr": 1e-3, "eps": 1e-12, "relative_eps": 1e-6, "precondition_frequency": None,
-        "weight_decay": 0.0, "betas": (0.9, 0.95),
-        "weight_decay_type": "decoupled", "max_preconditioner_dim": 1024, "start_preconditioning_step": -1,
-        "use_bias_correction": True, "grafting": "adam", "grafting_beta2": 0.999, "grafting_eps": 1e-8, "momentum": 0.0,
-        "nesterov": False, "exponent_override": 2, "merge_dims": True, "precondition_1d": False, "maximize": False,
-    },
-    "soap": {
-        "lr": 3e-3, "betas": (0.95, 0.95), "shampoo_beta": -1, "eps": 1e-8, "weight_decay": 0.01,
-        "weight_decay_type": "decoupled", "precondition_frequency": None, "max_preconditioner_dim": 10000,
-        "merge_dims": False, "precondition_1d": False, "normalize_grads": False, "use_bias_correction": True,
-        "maximize": False,
-    },
-    "kl_shampoo": {
-        "lr": 3e-3, "betas": (0.9, 0.95), "eps": 0.0, "relative_eps": 1e-6, "precondition_frequency": None,
-        "weight_decay": 0.0, "weight_decay_type": "decoupled", "max_preconditioner_dim": 1024, "refresh_drift": None,
-        "use_bias_correction": True, "merge_dims": True, "precondition_1d": False, "maximize": False,
-    },
-    "muon": {
-        "lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "ns_coefficients": None, "eps": 1e-7,
-        "ns_steps": 3, "adjust_lr_fn": None, "method": "minimax", "maximize": False,
-    },
-    "normuon": {
-        "lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "beta2": 0.95, "nesterov": True, "ns_coefficients": None,
-        "eps": 1e-8, "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw", "method": "minimax", "maximize": False,
-    },
-    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0, "maximize": False},
-}  # fmt: skip
-
-
-def test_defaults(kind):
-    optimizer = CLASSES[kind]([matrix()])
-    group = optimizer.param_groups[0]
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    for name, value in (DEFAULTS[kind] | {"master_weights": False, "stochastic_rounding": False}).items():
-        assert group[name] == value, name
-        assert optimizer.defaults[name] == value, name
-    assert CLASSES[kind].__name__ in repr(optimizer)
-
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "muon"])
 def test_signature_begins_as_torchs(kind):
-    """Positional arguments mean the same in both."""
+    """Positional arguments mean the same in both, and have the same defaults, but for Muon's own."""
     theirs = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "muon": torch.optim.Muon}[kind]
     positional = [n for n, p in inspect.signature(theirs).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     mine = list(inspect.signature(CLASSES[kind]).parameters)
     assert mine[: len(positional)] == positional
+    if kind != "muon":
+        defaults = {name: inspect.signature(theirs).parameters[name].default for name in positional[1:]}
+        assert defaults.items() <= CLASSES[kind]([matrix()]).defaults.items()
 
 
 def test_shampoo_by_position():

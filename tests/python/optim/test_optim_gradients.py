@@ -6,13 +6,11 @@ import torch
 from optim_cases import (
     CLASSES,
     Trial,
-    assert_close,
     assert_same_bits,
     copies,
     exact,
     loss_of,
     make,
-    small,
     train,
     trained,
 )
@@ -23,17 +21,6 @@ SHAPES = [(6, 6), (4, 4), (5,), (), (5, 5)]
 # --- missing, late, zero
 
 
-def test_parameters_without_a_gradient_stay(kind, device):
-    model = small(device)
-    model.hidden.weight.requires_grad_(False)
-    optimizer = make(kind, model.parameters())
-    idle = torch.nn.Parameter(torch.randn(3, 3, device=device))
-    optimizer.add_param_group({"params": [idle]})
-    before = copies([model.hidden.weight, idle])
-    train(model, optimizer, 4)
-    assert_same_bits(before, copies([model.hidden.weight, idle]))
-
-
 def test_gradients_that_come_late_or_stay_away(kind, device):
     """A parameter counts its own steps, not the optimizer's."""
     trial = Trial(kind, SHAPES, device, **exact(kind))
@@ -41,16 +28,6 @@ def test_gradients_that_come_late_or_stay_away(kind, device):
         missing = set(range(5)) if step < 2 else {0} if step < 6 else {step % 5} if step % 3 == 0 else set()
         trial.step(missing=missing)
     trial.check(1e-10)
-
-
-def test_gradients_are_not_changed(kind, device):
-    model, optimizer = trained(kind, device)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        before = copies(p.grad for p in model.parameters())
-        optimizer.step()
-        assert_same_bits(before, copies(p.grad for p in model.parameters()))
 
 
 # Gradients rejected at any step. The memory of a lazily negated one has the numbers with the other sign.
@@ -113,57 +90,6 @@ def test_gradients_that_change_a_parameter_when_asked(kind, change, device):
 # --- layouts
 
 
-def test_channels_last_keeps_its_layout(kind, device):
-    """The same values in another layout: the same training to rounding, and the layout is kept."""
-    results = []
-    for layout in (torch.contiguous_format, torch.channels_last):
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.Tanh(), torch.nn.Conv2d(6, 4, 3))
-        net = net.to(device=device, dtype=torch.float64, memory_format=layout)
-        optimizer = make(kind, net.parameters(), **exact(kind))
-        generator = torch.Generator().manual_seed(1)
-        for _ in range(8):
-            x = torch.randn(4, 3, 5, 5, dtype=torch.float64, generator=generator).to(device)
-            optimizer.zero_grad()
-            net(x.contiguous(memory_format=layout)).square().mean().backward()
-            optimizer.step()
-        for p in net.parameters():
-            if p.ndim == 4:
-                assert p.is_contiguous(memory_format=layout)
-        results.append(copies(net.parameters()))
-    assert_close(*results)
-
-
-def spread(g, size, at):
-    """Every second element, or a slice, among NaN."""
-    memory = torch.full((size,), float("nan"), dtype=g.dtype, device=g.device)
-    return memory[at].view(g.shape).copy_(g) if at.step is None else memory.view(*g.shape, 2)[..., 0].copy_(g)
-
-
-LAYOUTS = {
-    "transposed": lambda g: g.mT.contiguous().mT,
-    "stepped": lambda g: spread(g, 2 * g.numel(), slice(None, None, 2)),
-    "offset": lambda g: spread(g, g.numel() + 3, slice(3, None)),
-    "expanded": lambda g: g[:1].expand(g.shape),  # as from the backward of a sum
-}
-
-
-@pytest.mark.parametrize("how", LAYOUTS)
-def test_layouts_of_gradients(kind, how, device):
-    results = []
-    for plain in (True, False):
-        generator = torch.Generator().manual_seed(2)
-        params = [torch.randn(s, generator=generator).to(device).requires_grad_() for s in [(6, 6), (4, 7), (3, 2, 5)]]
-        optimizer = make(kind, params)
-        for _ in range(4):
-            for p in params:
-                g = LAYOUTS[how](torch.randn(p.shape, generator=generator).to(device))
-                p.grad = g.clone(memory_format=torch.contiguous_format) if plain else g
-            optimizer.step()
-        results.append(copies(params))
-    assert_same_bits(*results)
-
-
 def test_parameters_with_gaps_are_refused(kind, device):
     wide = torch.zeros(4, 6, device=device)
     p = torch.nn.Parameter(wide[:, ::2])
@@ -174,21 +100,6 @@ def test_parameters_with_gaps_are_refused(kind, device):
 
 
 # --- accumulation and sharing
-
-
-def test_tied_weights_are_one_parameter(kind, device):
-    torch.manual_seed(0)
-    first, second = torch.nn.Linear(5, 5, device=device), torch.nn.Linear(5, 5, device=device)
-    second.weight = first.weight
-    model = torch.nn.Sequential(first, torch.nn.Tanh(), second)
-    optimizer = make(kind, model.parameters())
-    for _ in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(6, 5, device=device)).square().mean().backward()
-        optimizer.step()
-    assert second.weight is first.weight
-    assert len(optimizer.state) == 3
-    assert len(optimizer.state_dict()["param_groups"][0]["params"]) == 3
 
 
 # --- parameters that move or change

@@ -2,6 +2,7 @@
 references get their group's hyperparameters before every step, and AdamW's expected rate."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ class Scheduled(Trial):
         super().step()
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(("kind", "name"), zip(itertools.cycle(CLASSES), SCHEDULERS))
 def test_schedulers(kind, name, device):
     trial = Scheduled(kind, device)
     scheduler = SCHEDULERS[name](trial.optimizer)

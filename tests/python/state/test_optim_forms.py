@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torchium
-from optim_cases import CLASSES, LIVELY, OTHER, SECOND_ORDER, assert_same_bits, through_file
+from optim_cases import CLASSES, LIVELY, SECOND_ORDER, assert_same_bits, through_file
 from torchium.optim._engine.moments import decode, encode
 
 # --- factors and roots
@@ -162,21 +162,6 @@ def test_values_of_the_option(device):
             one_matrix("shampoo", device, root_dtype=bad)
     with pytest.raises(ValueError, match=r"state_dtype.*amsgrad"):
         torchium.optim.AdamW(model.parameters(), state_dtype="int8", amsgrad=True)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", MOMENTS)
-def test_goes_on_to_the_bit(kind, dtype, device):
-    model = network(device)
-    first = CLASSES[kind](model.parameters(), **LIVELY[kind], state_dtype=dtype)
-    steps(model, first, 4)
-    twin = copy.deepcopy(model)
-    second = CLASSES[kind](twin.parameters(), **OTHER)
-    second.load_state_dict(through_file(first.state_dict()))
-    assert second.param_groups[0]["state_dtype"] == dtype
-    steps(model, first, 4, first=4)
-    steps(twin, second, 4, first=4)
-    assert_same_bits(list(model.parameters()), list(twin.parameters()))
 
 
 @pytest.mark.parametrize("to", DTYPES)

@@ -14,7 +14,6 @@ from optim_cases import (
     assert_same_bits,
     copies,
     fresh,
-    make,
     pair,
     small,
     square,
@@ -170,27 +169,3 @@ def test_state_that_was_resized(kind, left, device):
     optimizer.state[p][name].resize_(0)
     with pytest.raises(ValueError, match=rf"'{name}' of 'conv\.weight' has shape \[0\]"):
         optimizer.state_dict()
-
-
-@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float32")])
-def test_state_of_a_model_of_another_dtype(kind, dtypes, device):
-    """Loaded with its values, or an error that names it with nothing loaded."""
-    first, second = (getattr(torch, d) for d in dtypes)
-    model = small(device, first)
-    optimizer = make(kind, model.named_parameters())
-    train(model, optimizer, 4)
-    twin = small(device, second)
-    twin.load_state_dict(model.state_dict())
-    other = make(kind, twin.named_parameters(), **OTHER)
-    try:
-        other.load_state_dict(optimizer.state_dict())
-        train(twin, other, 1)
-    except (RuntimeError, TypeError, ValueError) as error:
-        assert "weight" in str(error) or "bias" in str(error)
-    else:
-        expected = 5 if kind != "soap" else None
-        for p in twin.parameters():
-            steps = float(other.state[p]["step"])
-            assert steps == expected or (expected is None and steps in (4, 5))
-        train(twin, other, 3)
-        assert all(p.isfinite().all() for p in twin.parameters())
