@@ -11,7 +11,6 @@ import contextlib
 import fnmatch
 import functools
 import inspect
-import math
 import operator
 import re
 import sys
@@ -33,10 +32,9 @@ from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.matrices import Role, roles_of
 from ._engine.placement import Arrival, Engines, Group, Home, labels_of, placed, put_back
 from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, device_of_forecast, engine_stats, rates_of
+from ._shared.agreement import BEGIN, STEP, TAKE, Sharing
 from ._shared.consolidate import asked_by_checkpoint, consolidate, in_tiles, is_divided, to_be_loaded
-from ._shared.group import Group as SharedGroup
-from ._shared.group import make_group, meeting, ranks_of
-from ._shared.sharding import local_tensor
+from ._shared.group import meeting
 from ._shared.tiles import untiled
 from .arguments import GROUPED_DEFAULTS
 from .options import Options, adamw_rate, begin_share, has_ratio, hint_for, keep_ratio, lr_for, plain, shown
@@ -46,8 +44,6 @@ __all__ = ["TorchiumOptimizer", "is_trained", "outside"]
 _Loss = TypeVar("_Loss")
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-# What ranks do together, as messages say it.
-_STEP, _BEGIN, _TAKE = "take a step", "have first gradients", "take the state"
 _TO = {"whole": None, "first": 0}  # the rank that has the full state
 # Keys of parameter groups in saved states of earlier versions.
 _RENAMED = {
@@ -142,7 +138,7 @@ def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dic
     return {**state_dict, "state": {key: _Shielded(value) for key, value in state.items()}}
 
 
-class TorchiumOptimizer(torch.optim.Optimizer):
+class TorchiumOptimizer(Sharing):
     """Base class of all optimizers of torchium.optim; not for direct use.
 
     In addition to the interface of torch.optim.Optimizer they have `summary()`, `memory_report()` and `stats()`.
@@ -168,7 +164,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     _kinds_are_guessed: ClassVar[bool] = True  # where a state_dict does not say of which kind it is
     _options: ClassVar[Options] = Options()
     _resolved: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what groups have for defaults of None
-    _all_decide: ClassVar[bool] = False  # also parameters without an engine, on a step
     _update: UpdateMeter | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -341,22 +336,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     # --- engines
 
-    def _home_of(self, parameter: torch.Tensor) -> Home:
-        """DTensors belong to the ranks of their mesh; plain tensors are replicas only with a process group."""
-        ranks = ranks_of(parameter, self._process_group)
-        home = parameter.device, ranks
-        if ranks and home not in self._shared_groups:
-            self._shared_groups[home] = make_group(parameter, self._process_group, parameter.device)
-        return home
-
     def _forget_engines(self) -> None:
         self._engines: Engines = {}
         self._consolidated: dict[Any, Any] | None = None  # the whole state, until the next step
         self._awaited: list[torch.Tensor] = []  # of a state that PyTorch is about to load
-        self._shared_groups: dict[Home, SharedGroup] = self.__dict__.get("_shared_groups", {})
-        self._sharing: dict[SharedGroup, list[tuple[int, int]]] = {}  # where the parameters of each are in the groups
-        self._is_joint = self._all_decide  # parameters have several homes, which decide together
-        self._unread: Any = None  # what the last step's agreement was on GPUs
+        self._forget_sharing()
         self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
         self._seen: list[list[torch.Tensor]] = []  # the parameters of each group at the last check
@@ -429,7 +413,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 engines[home] = Engine(self.kind, home[0], self._shared_groups.get(home))
             first.setdefault(home, len(engines[home].parameters))
             self._join(engines[home], arrival, groups, labels[arrival.index])
-        return engines, put_back(engines, first, functools.partial(self._settle, _TAKE), state, strict)
+        return engines, put_back(engines, first, functools.partial(self._settle, TAKE), state, strict)
 
     def _arrivals(
         self, engines: Engines, groups: list[Group], state: Mapping[Any, Any], wanted: Callable[[torch.Tensor], bool]
@@ -460,85 +444,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             raise
         self.state.update(state)
         self._look_at_groups()
-
-    # --- ranks that share parameters
-
-    def _settle(self, doing: str) -> None:
-        """Waits for all ranks, before something that all do, or none."""
-        for group in self._sharing:
-            group.check(group.agree(doing).tolist(), doing)
-
-    def _agree(self, doing: str, found: torch.Tensor | None) -> torch.Tensor | None:
-        """Before a step changes anything: all ranks have gradients of the same parameters, and the same options. With
-        `found`, whether to skip. Ranks that disagree get an error; on a GPU they skip, and get it at the next step."""
-        self._read_agreement()
-        looks, seen = found is not None, list[torch.Tensor]()
-        for group, places in self._sharing.items():
-            params = [self.param_groups[index]["params"][k] for index, k in places]
-            numbers = group.agree(doing, params, [self.param_groups[index] for index in dict(places)], found)
-            found = torch.maximum(numbers[6], (numbers[0] != ~numbers[1]).int() * 2)
-            seen.append(numbers.to(found.device))
-        read, event = torch.cat([*seen, found.reshape(1)]), None
-        if read.is_cuda and doing == _STEP:
-            read, event = read.to("cpu", non_blocking=True), torch.cuda.Event()
-            event.record()
-        self._unread = doing, self._sharing, read, event
-        if event is None:
-            self._read_agreement()
-        return found > 0 if looks or event is not None else None
-
-    def _read_agreement(self) -> None:
-        """Raises the error that the last agreement was, if it was one."""
-        if self._unread is None:
-            return
-        (doing, sharing, read, event), self._unread = self._unread, None
-        if event is not None:
-            event.synchronize()
-        *numbers, found = read.tolist()
-        for k, (group, places) in enumerate(sharing.items() if found > 1 else ()):
-            labels = labels_of(self.param_groups)
-            group.check(numbers[8 * k : 8 * k + 8], doing, [labels[index][at] for index, at in places])
-        if found > 1:
-            raise RuntimeError("the ranks of another mesh disagree, and their errors say why; nothing was changed")
-
-    def _given(self) -> list[tuple[int, int, torch.Tensor]]:
-        """The local parts of gradients, with the places of their parameters."""
-        found = []
-        for index, group in enumerate(self.param_groups):
-            for k, p in enumerate(group["params"]):
-                if p.grad is not None and p.grad.layout is not torch.strided:
-                    what = f"that of {labels_of(self.param_groups)[index][k]!r} has layout {p.grad.layout}"
-                    who = type(self).__name__
-                    raise RuntimeError(f"{who} does not support sparse gradients: {what}, expected torch.strided")
-                if p.grad is not None:
-                    found.append((index, k, local_tensor(p.grad).detach()))
-        return found
-
-    def _nonfinite(self) -> torch.Tensor | None:
-        """Whether a gradient of this rank is not finite, or a GradScaler has found one; None: not checked."""
-        parts = [part for *_, part in self._given() if part.numel()]
-        if "found_inf" in self.__dict__:
-            return self.found_inf.reshape(()) > 0
-        if self.param_groups[0]["nonfinite"] == "ignore" or not (parts or self._sharing):
-            return None
-        device = parts[0].device if parts else next(iter(self._sharing)).device
-        norms = torch._foreach_norm(parts or [torch.zeros((), device=device)], math.inf)
-        return torch.stack([norm.to(device) for norm in norms]).isfinite().all().logical_not()
-
-    def _decide(self, doing: str) -> torch.Tensor | None:
-        """Whether to skip the step, unless an engine decides that."""
-        found = self._nonfinite() if self._is_joint else None
-        begins = doing == _BEGIN or not any(engine.group for engine in self._engines.values())
-        return self._agree(doing, found) if self._sharing and (self._is_joint or begins) else found
-
-    def _check_finite(self, found: torch.Tensor | None) -> None:
-        if found is None or self.param_groups[0]["nonfinite"] != "raise" or not found.item():
-            return
-        which = "a gradient of another rank"
-        for index, k, part in reversed(self._given()):
-            if not part.isfinite().all():
-                which = f"the gradient of {labels_of(self.param_groups)[index][k]!r}"
-        raise _C.NumericError(f"{type(self).__name__}: {which} is not finite; nothing was changed")
 
     # --- a step
 
@@ -590,7 +495,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if self._groups_changed():
             self._look_at_groups()
         arriving = [p for p in self._outside if p.grad is not None]
-        doing = _BEGIN if any(self._home_of(p)[1] for p in arriving) else _STEP
+        doing = BEGIN if any(self._home_of(p)[1] for p in arriving) else STEP
         with meeting(self._sharing) if self._sharing else contextlib.nullcontext():
             self._step_with(self._decide(doing), bool(arriving))
 
@@ -842,7 +747,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         ]
         usable = not any(engine.broken for engine in self._engines.values())
         if usable and sorted(wanted) == sorted(present) and self._take_options(groups):
-            first, agree = dict.fromkeys(self._engines, 0), functools.partial(self._settle, _TAKE)
+            first, agree = dict.fromkeys(self._engines, 0), functools.partial(self._settle, TAKE)
             return self._engines, put_back(self._engines, first, agree, loaded, strict=True)
         return self._place({}, newcomers, groups, loaded, strict=True)
 
