@@ -163,7 +163,7 @@ typedef struct tch_optim_config {
 
     struct {
         tch_state_dtype state_dtype; /* float32 for parameters below 4096 elements, float64 for float64 ones. Not with
-                                        amsgrad, nor where ranks share the optimizer */
+                                        amsgrad; INT8 not where shards cut its blocks of 128 elements */
         int32_t packed_factors;      /* keep factors, and Shampoo's roots, as lower triangles: half the memory, the same
                                         results. A step unpacks as many at a time as `budget` allows */
         tch_state_dtype root_dtype;  /* of roots of float32 factors: FLOAT32, or BFLOAT16, packed: a quarter of the

@@ -224,7 +224,7 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
         p->shape[k] = tensor->shape[k];
         p->strides[k] = tchi_tensor_stride(tensor, k);
     }
-    p->count = tch_tensor_numel(tensor);
+    p->count = p->whole = tch_tensor_numel(tensor);
     tchi_dims_of(tensor, &p->dims);
     if (o->shared != NULL) {
         return tchi_shared_set_dims(o, p, parameter, placement);
@@ -367,7 +367,7 @@ static tch_status take_scratch(tch_optimizer *o)
     int64_t bytes = arena.used;
     int64_t most;
     TCHI_TRY(tchi_forecast_refresh(o, &o->least_workspace, &most));
-    int64_t whole = o->params.count + o->tiles.count;
+    int64_t whole = o->params.count + o->tiles.count + (o->shared == NULL ? 0 : o->shared->stretches.count);
     int64_t rects = o->most_rects > whole ? o->most_rects : whole;
     void *list;
     TCHI_TRY(tchi_list_reserve(&o->rect_list, rects));
@@ -401,18 +401,6 @@ tch_status tchi_optim_check(const tch_context *context, const char *function, co
     return TCH_OK;
 }
 
-/* int8 blocks would straddle ranks where a shard ends within one. */
-static tch_status check_shared_state(const tch_optimizer *o, const tch_optim_config *config)
-{
-    return o->shared == NULL || config->memory.state_dtype == TCH_STATE_FLOAT32
-               ? TCH_OK
-               : tchi_fail(TCH_ERR_UNSUPPORTED,
-                           "state_dtype is %s, expected float32 where ranks share an optimizer, since blocks of "
-                           "moments do not end where shards do; without a group every rank keeps its own in %s",
-                           config->memory.state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16",
-                           config->memory.state_dtype == TCH_STATE_INT8 ? "int8" : "bfloat16");
-}
-
 static tch_status check_packed(const tch_context *context, const tch_optim_config *config)
 {
     const tch_matrix_ops *matrix = context->backend->matrix;
@@ -427,7 +415,6 @@ static tch_status check_packed(const tch_context *context, const tch_optim_confi
 tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int32_t count,
                            const tch_parameter *parameters, const tch_placement *placements, bool with_data)
 {
-    TCHI_TRY(check_shared_state(o, config));
     TCHI_TRY(check_packed(o->context, config));
     TCHI_TRY(tchi_list_reserve(&o->groups, o->groups.count + 1));
     TCHI_TRY(tchi_list_reserve(&o->params, o->params.count + count));

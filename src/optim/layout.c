@@ -284,6 +284,7 @@ static tch_status name_state(const naming *n, int32_t param, tchi_state_kind kin
     s->bytes = bytes;
     s->param = param;
     s->kind = kind;
+    s->tile = -1;
     snprintf(s->name, bytes - sizeof *s, "%s/%s", p->name, what);
     s->tensor = (tch_tensor){.data = data,
                              .device = tch_context_device(o->context),
@@ -313,44 +314,64 @@ static void moment_names(const tch_optimizer *o, const tch_optim_config *config,
     }
 }
 
+static const char *numbered(const tchi_param *p, const char *name, char what[64])
+{
+    snprintf(what, 64, p->tile < 0 ? "%s" : "%s.%d", name, p->tile);
+    return what;
+}
+
+static void note_tile(const naming *n, const tchi_param *p)
+{
+    if (n->on && p->tile >= 0) {
+        tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->tile =
+            (int32_t)(p - tchi_tile_at(n->optimizer, 0));
+    }
+}
+
 /* Places a tensor with the layout of the parameter, or of one of its tiles, which is then numbered. */
 static tch_status place_like(const naming *n, const tchi_param *p, tch_scalar type, const char *name, tchi_arena *arena,
                              void **data)
 {
     char what[64];
     *data = tchi_arena_take(arena, p->count * tchi_scalar_size(type));
-    snprintf(what, sizeof what, p->tile < 0 ? "%s" : "%s.%d", name, p->tile);
     TCHI_TRY(name_state(n, p->index, p->tile < 0 ? TCHI_STATE_LIKE_PARAM : TCHI_STATE_LIKE_TILE, *data, type, p->ndim,
-                        p->shape, p->strides, what));
-    if (n->on && p->tile >= 0) {
-        tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->tile =
-            (int32_t)(p - tchi_tile_at(n->optimizer, 0));
-    }
+                        p->shape, p->strides, numbered(p, name, what)));
+    note_tile(n, p);
     return TCH_OK;
 }
 
 /* Small parameters, such as biases and norms, use little memory and are often sensitive. */
 #define LEAST_NARROW 4096
 
-static bool may_be_compressed(const tchi_param *p)
+bool tchi_may_be_compressed(const tchi_param *p)
 {
-    return !p->blocked && p->tile < 0 && p->real == TCH_SCALAR_F32 && p->count >= LEAST_NARROW;
+    return !p->blocked && p->real == TCH_SCALAR_F32 && p->whole >= LEAST_NARROW;
 }
 
 /* Marks the latest entry as one that a file may store in another form. */
 static void mark_moment(const naming *n, const tchi_param *p, int32_t moment)
 {
-    if (n->on && may_be_compressed(p) && n->optimizer->shared == NULL) {
+    if (n->on && tchi_may_be_compressed(p) && n->optimizer->shared == NULL) {
         tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->moment = moment;
     }
 }
 
-static tch_status place_list(const naming *n, const tchi_param *p, tch_scalar type, int64_t count, const char *name,
+/* Places a list with an entry for every `per` elements. */
+static tch_status place_list(const naming *n, const tchi_param *p, tch_scalar type, int32_t per, const char *name,
                              tchi_arena *arena, void **data)
 {
+    char what[64];
     int64_t stride = 1;
+    int64_t count = tchi_ceil_div(p->count, per);
     *data = tchi_arena_take(arena, count * tchi_scalar_size(type));
-    return name_state(n, p->index, TCHI_STATE_OF_PARAM, *data, type, 1, &count, &stride, name);
+    bool whole = p->tile < 0 && p->count == p->whole;
+    TCHI_TRY(name_state(n, p->index, whole ? TCHI_STATE_OF_PARAM : TCHI_STATE_OF_ELEMENTS, *data, type, 1, &count,
+                        &stride, numbered(p, name, what)));
+    note_tile(n, p);
+    if (n->on) {
+        tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->per = per;
+    }
+    return TCH_OK;
 }
 
 /* int8 codes are in the order of the parameter's memory, four to an int32 element: there is no 8-bit tensor type. */
@@ -359,9 +380,9 @@ static tch_status place_codes(const naming *n, tchi_param *p, const char *name, 
     char what[64];
     void *scale;
     snprintf(what, sizeof what, "%s_scale", name);
-    TCHI_TRY(place_list(n, p, TCH_SCALAR_I32, tchi_ceil_div(p->count, 4), name, arena, &p->moment[k]));
+    TCHI_TRY(place_list(n, p, TCH_SCALAR_I32, 4, name, arena, &p->moment[k]));
     mark_moment(n, p, k + 1);
-    TCHI_TRY(place_list(n, p, TCH_SCALAR_F32, tchi_ceil_div(p->count, TCH_CODE_BLOCK), what, arena, &scale));
+    TCHI_TRY(place_list(n, p, TCH_SCALAR_F32, TCH_CODE_BLOCK, what, arena, &scale));
     mark_moment(n, p, -(k + 1));
     p->scale[k] = scale;
     return TCH_OK;
@@ -377,7 +398,7 @@ static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_co
         TCHI_TRY(place_like(n, p, p->real, "master", arena, &p->master));
     }
     moment_names(n->optimizer, config, p, names);
-    p->moments = may_be_compressed(p) ? kept[config->memory.state_dtype] : TCH_MOMENTS_REAL;
+    p->moments = tchi_may_be_compressed(p) ? kept[config->memory.state_dtype] : TCH_MOMENTS_REAL;
     for (int32_t k = 0; k < TCHI_MOMENTS; k++) {
         if (names[k] != NULL && p->moments == TCH_MOMENTS_CODES) {
             TCHI_TRY(place_codes(n, p, names[k], k, arena));

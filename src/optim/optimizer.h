@@ -49,6 +49,7 @@ typedef struct tchi_param {
     int32_t ndim;
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
     int64_t count; /* elements */
+    int64_t whole; /* elements of the whole parameter, of which this may be a part */
     tchi_dims dims;
     int64_t *cuts;     /* for several matrices: their sizes along dims.size[0], or NULL */
     int32_t cut_count; /* the list repeats along dims.size[0] */
@@ -164,7 +165,8 @@ typedef enum tchi_state_kind {
     TCHI_STATE_OF_BLOCK,   /* a block or tile: its owner */
     TCHI_STATE_OF_PARAM,   /* a parameter: every rank */
     TCHI_STATE_LIKE_PARAM, /* a parameter, in its layout: every rank holds its shard */
-    TCHI_STATE_LIKE_TILE   /* in the layout of a tile: a rectangle of parameter-like state */
+    TCHI_STATE_LIKE_TILE,  /* in the layout of a tile: a rectangle of parameter-like state */
+    TCHI_STATE_OF_ELEMENTS /* a list with an entry for every `per` elements of a shard or of a span */
 } tchi_state_kind;
 
 /* One named tensor of the state, allocated separately: callers hold views of it. */
@@ -172,7 +174,8 @@ typedef struct tchi_state {
     size_t bytes; /* of this struct, including the name */
     int32_t param;
     tchi_state_kind kind;
-    int32_t tile;      /* LIKE_TILE: index in this rank's tiles */
+    int32_t tile;      /* index in this rank's tiles, or -1 */
+    int32_t per;       /* of OF_ELEMENTS */
     int64_t symmetric; /* size of a symmetric matrix, which a file may store differently; else 0 */
     int32_t moment;    /* 1, 2: first or second moment, subject to state_dtype; negative: its scales */
     tch_tensor tensor;

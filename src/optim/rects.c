@@ -1,7 +1,5 @@
 #include "rects.h"
 
-#include <string.h>
-
 #include "core/status.h"
 
 #include "shared/shared.h"
@@ -181,12 +179,13 @@ tch_rect tchi_rect_at(const tchi_param *p, const tchi_gradient *gradient, int64_
         .parameter = p->index,
         .factor = 1.0,
     };
+    bool coded = p->moments == TCH_MOMENTS_CODES; /* four to an int32 */
+    tch_scalar type = p->moments == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : coded ? TCH_SCALAR_I32 : p->real;
     for (int k = 0; k < TCHI_MOMENTS; k++) {
-        rect.state[k] = advance_by(p->moment[k], first, p->real);
+        rect.state[k] = advance_by(p->moment[k], coded ? first / 4 : first, type);
     }
-    if (p->moments != TCH_MOMENTS_REAL) { /* whole parameters only */
-        memcpy(rect.state, p->moment, sizeof rect.state);
-        memcpy(rect.scale, p->scale, sizeof rect.scale);
+    for (int k = 0; k < 2 && coded; k++) {
+        rect.scale[k] = advance_by(p->scale[k], first / TCH_CODE_BLOCK, TCH_SCALAR_F32);
     }
     return rect;
 }
@@ -291,7 +290,16 @@ static int64_t add_whole(tch_optimizer *o, const tchi_step *now, const tchi_para
                          int64_t used)
 {
     const tchi_gradient *gradient = tchi_gradient_of(o, now, p);
-    if (gradient->data != NULL && p->type == update->param_type && gradient->type == update->grad_type) {
+    int64_t stretches = 0;
+    if (gradient->data == NULL || p->type != update->param_type || gradient->type != update->grad_type) {
+        return used;
+    }
+    const tchi_stretch *stretch = update->moments == TCH_MOMENTS_REAL ? NULL : tchi_stretches_of(o, p, &stretches);
+    for (int64_t i = 0; i < stretches; i++, stretch++) {
+        o->rects[used] = tchi_rect_at(p, gradient, stretch->at, 1, stretch->count, stretch->count);
+        o->rects[used++].first = stretch->start;
+    }
+    if (stretch == NULL) {
         o->rects[used++] = tchi_rect_at(p, gradient, 0, 1, p->count, p->count);
     }
     return used;

@@ -120,7 +120,7 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
     return tchi_config_check_change(&tchi_group_at(o, group)->config, config);
 }
 
-/* Ranks that share an optimizer have float32 moments: int8 blocks need not end at shard boundaries. */
+/* Ranks that share an optimizer convert no moments. */
 static tch_status check_state_dtype(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix,
                                     int32_t group)
 {
@@ -130,12 +130,13 @@ static tch_status check_state_dtype(const tch_optimizer *o, const tch_checkpoint
     if (tch_checkpoint_text(file, key) != NULL) {
         TCHI_TRY(tch_checkpoint_number(file, key, &value));
     }
-    if (o->shared != NULL && value != 0.0) {
+    int kept = tchi_group_at(o, group)->config.memory.state_dtype;
+    if (o->shared != NULL && value != kept) {
         return tchi_fail(TCH_ERR_UNSUPPORTED,
-                         "the checkpoint's '%s' is %.10g: ranks that share an optimizer read moments in float32 alone. "
-                         "One process that loads it into an optimizer with state_dtype float32, and saves it again, "
-                         "makes a checkpoint for them",
-                         key, value);
+                         "the checkpoint's '%s' is %.10g, expected %d: ranks that share an optimizer convert no "
+                         "moments. One process that loads it with this state_dtype, and saves it again, makes a "
+                         "checkpoint for them",
+                         key, value, kept);
     }
     return TCH_OK;
 }

@@ -193,19 +193,6 @@ static const char *scale_name(char text[TCHI_SAVED_NAME], const char *name)
     return text;
 }
 
-tch_moments tchi_saved_moments_of(const tch_checkpoint *file, const char *name)
-{
-    char text[TCHI_SAVED_NAME];
-    tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
-    if (tch_checkpoint_find(file, scale_name(text, name)) >= 0) {
-        return TCH_MOMENTS_CODES;
-    }
-    int64_t index = tch_checkpoint_find(file, name);
-    bool half = index >= 0 && tch_checkpoint_get_info(file, index, &info) == TCH_OK &&
-                tch_dtype_equal(info.dtype, TCH_BFLOAT16);
-    return half ? TCH_MOMENTS_BF16 : TCH_MOMENTS_REAL;
-}
-
 /* The tensors of a moment over this memory, or without data; `like` has the parameter's layout. */
 typedef struct moment_forms {
     int64_t words, blocks;
@@ -226,6 +213,31 @@ static void describe(const tchi_param *p, const host_moment *h, moment_forms *f)
 
 static const int64_t beginning[TCH_MAX_RANK];
 
+/* Whether the file has a tensor of this shape and type, whole or in shards. */
+static bool has_like(const tch_checkpoint *file, const char *name, const tch_tensor *like)
+{
+    return tch_checkpoint_check_shard(file, name, like->shape, beginning, like) == TCH_OK;
+}
+
+tch_moments tchi_saved_moments_of(const tchi_param *param, const tch_checkpoint *file, const char *name)
+{
+    char text[TCHI_SAVED_NAME];
+    moment_forms f;
+    host_moment half = {.kept = TCH_MOMENTS_BF16};
+    describe(param, &half, &f);
+    scale_name(text, name);
+    if (tch_checkpoint_find(file, text) >= 0 || has_like(file, text, &f.scales)) {
+        return TCH_MOMENTS_CODES;
+    }
+    return has_like(file, name, &f.like) ? TCH_MOMENTS_BF16 : TCH_MOMENTS_REAL;
+}
+
+static tch_status check_like(const tch_checkpoint *file, const char *name, const tch_tensor *like)
+{
+    return tch_checkpoint_find(file, name) >= 0 ? tchi_saved_check(file, name, like)
+                                                : tch_checkpoint_check_shard(file, name, like->shape, beginning, like);
+}
+
 /* Versions before 0.1.0 used power-of-two scales without a floor. */
 tch_status tchi_saved_scales_check(const tchi_param *param, const tch_checkpoint *file, const char *name)
 {
@@ -233,10 +245,10 @@ tch_status tchi_saved_scales_check(const tchi_param *param, const tch_checkpoint
     tch_tensor scales = tch_tensor_view(NULL, TCH_FLOAT32, 1, &blocks);
     size_t bytes = (size_t)blocks * sizeof(float);
     uint32_t *words = NULL;
-    TCHI_TRY(tchi_saved_check(file, name, &scales));
+    TCHI_TRY(check_like(file, name, &scales));
     TCHI_TRY(tchi_host_take(bytes, "scales to be checked", &words));
     scales.data = words;
-    tch_status status = tch_checkpoint_read(file, NULL, name, &scales);
+    tch_status status = tch_checkpoint_read_shard(file, NULL, name, &blocks, beginning, &scales);
     for (int64_t i = 0; status == TCH_OK && i < blocks; i++) {
         if (words[i] != 0 && (words[i] & 0xFFFFu) < TCHI_CODE_LEAST) {
             status = tchi_fail(TCH_ERR_INVALID_ARGUMENT,
@@ -253,15 +265,13 @@ tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint
 {
     char text[TCHI_SAVED_NAME];
     moment_forms f;
-    host_moment nowhere = {.kept = tchi_saved_moments_of(file, name)};
+    host_moment nowhere = {.kept = tchi_saved_moments_of(param, file, name)};
     describe(param, &nowhere, &f);
     if (nowhere.kept == TCH_MOMENTS_CODES) {
-        TCHI_TRY(tchi_saved_check(file, name, &f.codes));
+        TCHI_TRY(check_like(file, name, &f.codes));
         return tchi_saved_scales_check(param, file, scale_name(text, name));
     }
-    return tch_checkpoint_find(file, name) >= 0
-               ? tchi_saved_check(file, name, &f.like)
-               : tch_checkpoint_check_shard(file, name, param->shape, beginning, &f.like);
+    return check_like(file, name, &f.like);
 }
 
 static tch_status read_form(const tchi_param *p, const tch_checkpoint *file, const char *name, host_moment *h)
@@ -270,8 +280,8 @@ static tch_status read_form(const tchi_param *p, const tch_checkpoint *file, con
     moment_forms f;
     describe(p, h, &f);
     if (h->kept == TCH_MOMENTS_CODES) {
-        TCHI_TRY(tch_checkpoint_read(file, NULL, name, &f.codes));
-        return tch_checkpoint_read(file, NULL, scale_name(text, name), &f.scales);
+        TCHI_TRY(tch_checkpoint_read_shard(file, NULL, name, &f.words, beginning, &f.codes));
+        return tch_checkpoint_read_shard(file, NULL, scale_name(text, name), &f.blocks, beginning, &f.scales);
     }
     return tch_checkpoint_read_shard(file, NULL, name, p->shape, beginning, &f.like);
 }
@@ -303,7 +313,7 @@ static tch_status convert(const tch_optimizer *o, const tchi_param *p, int32_t k
                           const char *name, host_moment *h)
 {
     TCHI_TRY(allocate_moment(h, p->count));
-    h->kept = tchi_saved_moments_of(file, name);
+    h->kept = tchi_saved_moments_of(p, file, name);
     TCHI_TRY(read_form(p, file, name, h));
     widen(h, k);
     memset(h->raw, 0, h->raw_bytes);

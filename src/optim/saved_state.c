@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "core/arith.h"
 #include "core/status.h"
 
 #include "shape.h"
@@ -34,7 +35,13 @@ typedef struct saved {
     int64_t sizes[TCH_MAX_RANK];
     const int64_t *whole;
     int64_t start[TCH_MAX_RANK];
+    int64_t length; /* of a whole list */
 } saved;
+
+static bool is_a_part(const tchi_state *s)
+{
+    return s->kind == TCHI_STATE_LIKE_TILE || s->kind == TCHI_STATE_OF_ELEMENTS;
+}
 
 static bool is_like_a_shard(const tch_optimizer *o, const tchi_state *s)
 {
@@ -44,7 +51,27 @@ static bool is_like_a_shard(const tch_optimizer *o, const tchi_state *s)
 /* The number of rectangles of the tensor in the file. */
 static int64_t count_saved(const tch_optimizer *o, const tchi_state *s)
 {
-    return is_like_a_shard(o, s) ? tchi_shared_param_at(o, s->param)->held : 1;
+    bool listed = s->kind == TCHI_STATE_OF_ELEMENTS && s->tile < 0;
+    return listed                  ? tchi_shared_param_at(o, s->param)->stretches
+           : is_like_a_shard(o, s) ? tchi_shared_param_at(o, s->param)->held
+                                   : 1;
+}
+
+/* A part of a list with an entry for every `per` elements of the whole parameter. */
+static void place_elements(const tch_optimizer *o, const tchi_state *s, int64_t number, saved *f)
+{
+    const tchi_param *p = s->tile < 0 ? tchi_param_at(o, s->param) : tchi_tile_at(o, s->tile);
+    int64_t stretches;
+    tchi_stretch stretch = {.start = p->base, .count = p->count, .first = true};
+    if (s->tile < 0) {
+        stretch = tchi_stretches_of(o, p, &stretches)[number];
+    }
+    f->tensor.byte_offset += (uint64_t)(stretch.at / s->per) * tch_dtype_size(s->tensor.dtype);
+    f->sizes[0] = tchi_ceil_div(stretch.count, s->per);
+    f->start[0] = stretch.start / s->per;
+    f->length = tchi_ceil_div(p->whole, s->per);
+    f->whole = &f->length;
+    f->mine = stretch.first;
 }
 
 static void place_shard(const tch_optimizer *o, const tchi_state *s, int64_t number, saved *f)
@@ -68,8 +95,12 @@ static void find_saved(const tch_optimizer *o, const tchi_state *s, int64_t numb
     tchi_saved_name(f->name, prefix, s->name);
     memcpy(f->sizes, s->shape, sizeof f->sizes);
     f->tensor.shape = f->sizes;
-    if (s->kind == TCHI_STATE_LIKE_TILE) { /* without its number: a rectangle of the whole, in merged dimensions */
+    if (s->tile >= 0) { /* without its number: a part of the whole */
         *strrchr(f->name, '.') = '\0';
+    }
+    if (s->kind == TCHI_STATE_OF_ELEMENTS) {
+        place_elements(o, s, number, f);
+    } else if (s->kind == TCHI_STATE_LIKE_TILE) { /* a rectangle, in merged dimensions */
         const tchi_param *p = tchi_param_at(o, s->param);
         int64_t size[TCHI_MOST_ORDER];
         tchi_cut cut = tchi_shared_cut(o, p);
@@ -80,7 +111,7 @@ static void find_saved(const tch_optimizer *o, const tchi_state *s, int64_t numb
     } else if (s->kind != TCHI_STATE_OF_BLOCK) {
         f->mine = tchi_saves_param(o, s->param);
     }
-    f->sharded = f->tensor.ndim > 0 && (s->kind == TCHI_STATE_LIKE_TILE || is_like_a_shard(o, s));
+    f->sharded = f->tensor.ndim > 0 && (is_a_part(s) || is_like_a_shard(o, s));
 }
 
 /* --- saving ------------------------------------------------------------------------------------------------------ */
@@ -116,7 +147,8 @@ static form form_in(const tch_optimizer *o, const tchi_state *s, const tch_check
     if (s->moment < 0) {
         name[strlen(name) - strlen("_scale")] = '\0';
     }
-    bool same = tchi_saved_moments_of(file, name) == tchi_param_at(o, s->param)->moments;
+    const tchi_param *p = tchi_param_at(o, s->param);
+    bool same = tchi_saved_moments_of(p, file, name) == p->moments;
     return same ? AS_IT_IS : s->moment > 0 ? CONVERTED : MADE_WITH_ITS_MOMENT;
 }
 
@@ -127,13 +159,14 @@ int64_t tchi_saved_state_count(const tch_optimizer *optimizer, int64_t index, co
     char name[TCHI_SAVED_NAME];
     form form = form_in(optimizer, s, file, prefix);
     bool coded =
-        form == CONVERTED && tchi_saved_moments_of(file, tchi_saved_name(name, prefix, s->name)) == TCH_MOMENTS_CODES;
+        form == CONVERTED && tchi_saved_moments_of(tchi_param_at(optimizer, s->param), file,
+                                                   tchi_saved_name(name, prefix, s->name)) == TCH_MOMENTS_CODES;
     return form == MADE_WITH_ITS_MOMENT ? 0 : coded ? 2 : 1;
 }
 
 static bool is_like(const tchi_state *s)
 {
-    return s->kind == TCHI_STATE_LIKE_PARAM || s->kind == TCHI_STATE_LIKE_TILE;
+    return s->kind == TCHI_STATE_LIKE_PARAM || is_a_part(s) || s->per > 0;
 }
 
 static tch_status check_one(const tch_checkpoint *file, const tchi_state *s, const saved *f)

@@ -41,7 +41,7 @@ tch_status tchi_saved_matrix_read(const tch_optimizer *optimizer, const tchi_sta
 
 /* Moments: the file's format for this name, possibly sharded; checks the format and the parameter's size; checks that
  * scales of codes exist and match them; reads moment `k` and its scales. */
-tch_moments tchi_saved_moments_of(const tch_checkpoint *file, const char *name);
+tch_moments tchi_saved_moments_of(const tchi_param *param, const tch_checkpoint *file, const char *name);
 tch_status tchi_saved_moment_check(const tchi_param *param, const tch_checkpoint *file, const char *name);
 tch_status tchi_saved_scales_check(const tchi_param *param, const tch_checkpoint *file, const char *name);
 tch_status tchi_saved_moment_read(const tch_optimizer *optimizer, const tchi_param *param, int32_t k,

@@ -30,11 +30,13 @@ typedef struct segment {
 
 /* --- interrupted and not ----------------------------------------------------------------------------------------- */
 
-static const struct {
+typedef struct sequence {
     const char *name;
     int32_t count;
     segment segments[MOST_SEGMENTS];
-} sequences[] = {
+} sequence;
+
+static const sequence sequences[] = {
     {"replicated", 4, {{2, placed_replicated}, {3, placed_replicated}, {1, placed_replicated}, {4, placed_replicated}}},
     {"by rows", 4, {{2, placed_by_rows}, {3, placed_by_rows}, {1, placed_by_rows}, {4, placed_by_rows}}},
     {"by columns", 4, {{2, placed_by_columns}, {3, placed_by_columns}, {1, placed_by_columns}, {4, placed_by_columns}}},
@@ -46,6 +48,15 @@ static const struct {
      {{0, placed_by_rows}, {2, placed_replicated}, {3, placed_by_rows}, {2, in_halves}, {3, placed_replicated}}},
     {"twice", 4, {{4, in_halves}, {3, in_halves}, {2, placed_by_columns}, {0, placed_by_rows}}},
 };
+
+static bool cuts_blocks(const sequence *s)
+{
+    bool cuts = false;
+    for (int32_t k = 0; k < s->count; k++) {
+        cuts = cuts || s->segments[k].how == placed_by_columns;
+    }
+    return cuts;
+}
 
 static void try_sequence(const placed_numbers *n, const tch_optim_config *config, tch_dtype dtype, int32_t failures,
                          size_t q)
@@ -127,6 +138,8 @@ TEST_WITH(every_kind, open_folder, test_folder_remove)
         {"adamw", TCH_OPTIM_ADAMW, F32, {SET(amsgrad, 1)}},
         {"adamw", TCH_OPTIM_ADAMW, BF16, {SET(amsgrad, 1), SET(memory.master_weights, 1)}},
         {"lion", TCH_OPTIM_LION, F64, {{{0}, 0}}},
+        {"adamw with moments in bfloat16", TCH_OPTIM_ADAMW, F32, {SET(memory.state_dtype, TCH_STATE_BFLOAT16)}},
+        {"lion with moments in int8", TCH_OPTIM_LION, F32, {SET(memory.state_dtype, TCH_STATE_INT8)}},
         {"shampoo", TCH_OPTIM_SHAMPOO, F32, {SET(shampoo.grafting, TCH_GRAFTING_ADAM), SET(momentum, 0.5)}},
         {"shampoo with master weights, packed, roots in bfloat16",
          TCH_OPTIM_SHAMPOO,
@@ -145,6 +158,9 @@ TEST_WITH(every_kind, open_folder, test_folder_remove)
         size_t q = i % TEST_COUNT(sequences);
         tch_optim_config c = config_of(cases[k].kind);
         trial_set(&c, cases[k].settings);
+        if (c.memory.state_dtype == TCH_STATE_INT8 && cuts_blocks(&sequences[q])) {
+            continue;
+        }
         test_case("%s, %s, %s", cases[k].name, tch_dtype_name(cases[k].dtype), sequences[q].name);
         try_sequence(*state, &c, cases[k].dtype, 0, q);
     }
@@ -208,7 +224,7 @@ TEST_WITH(one_rank_cannot_open, open_folder, test_folder_remove)
     expect(&t, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
 }
 
-/* Quantization blocks of moments do not end where shards do: ranks read only float32 ones, and say what to do. */
+/* Ranks convert no moments, and say what to do. */
 TEST_WITH(moments_in_less_memory, open_folder, test_folder_remove)
 {
     tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
@@ -217,8 +233,8 @@ TEST_WITH(moments_in_less_memory, open_folder, test_folder_remove)
     c.memory.state_dtype = TCH_STATE_FLOAT32;
     shared_training t = load_by(*state, &c, TCH_FLOAT32, path);
     shared_try(&t, 2, placed_by_rows, false);
-    expect(&t, 0, TCH_ERR_UNSUPPORTED, "state_dtype float32");
-    expect(&t, 1, TCH_ERR_UNSUPPORTED, "state_dtype float32");
+    expect(&t, 0, TCH_ERR_UNSUPPORTED, "convert no moments");
+    expect(&t, 1, TCH_ERR_UNSUPPORTED, "convert no moments");
 }
 
 TEST_WITH(another_model, open_folder, test_folder_remove)

@@ -87,12 +87,19 @@ enum { SIZES = 5 };
 static const int32_t few_ranks[SIZES] = {1, 2, 3, 4, 7};
 static const int32_t many_ranks[SIZES] = {16, 32, 64};
 
+/* Shards that do not cut blocks of int8. */
+static bool keeps_blocks(placed_how place)
+{
+    return place == placed_replicated || place == placed_by_rows || place == placed_in_replicas;
+}
+
 /* Placements of one configuration, each with every second size, beginning with the first or the second by turns. `many`
  * is poisoned before each. */
 static void try_all(const placed_numbers *n, const char *name, const tch_optim_config *config, tch_dtype dtype,
                     double gpu_tolerance, const int32_t *group_sizes)
 {
     static unsigned turn = 0;
+    bool coded = config->memory.state_dtype == TCH_STATE_INT8;
     double *one[SHARED_PARAMETERS];
     double *many[SHARED_PARAMETERS];
     placed_room(one, SHARED_PARAMETERS, shared_model, 0);
@@ -103,6 +110,7 @@ static void try_all(const placed_numbers *n, const char *name, const tch_optim_c
     CHECK(alone.statuses[0] == TCH_OK, "%s alone: %s", name, alone.messages[0]);
     for (size_t p = 0; p < TEST_COUNT(placements); p++) {
         bool skipped = group_sizes == many_ranks && placements[p].place != placed_by_rows;
+        skipped = skipped || (coded && !keeps_blocks(placements[p].place));
         for (size_t s = group_sizes == many_ranks ? 0 : turn++ % 2; !skipped && s < SIZES && group_sizes[s] > 0;
              s += 2) {
             test_case("%s, %s, %s on %d ranks", name, tch_dtype_name(dtype), placements[p].name, group_sizes[s]);
@@ -130,7 +138,9 @@ TEST(every_kind)
         {"sgd", TCH_OPTIM_SGD, F32, 1e-5, {SET(momentum, 0.9)}},
         {"adamw", TCH_OPTIM_ADAMW, F32, 1e-5, {{{0}, 0}}},
         {"adamw", TCH_OPTIM_ADAMW, BF16, 1e-5, {SET(memory.master_weights, 1)}},
+        {"adamw with moments in bfloat16", TCH_OPTIM_ADAMW, F32, 1e-5, {SET(memory.state_dtype, TCH_STATE_BFLOAT16)}},
         {"lion", TCH_OPTIM_LION, F32, 1e-5, {{{0}, 0}}},
+        {"muon with moments in int8", TCH_OPTIM_MUON, F32, 0x1p-7, {SET(memory.state_dtype, TCH_STATE_INT8)}},
         {"shampoo", TCH_OPTIM_SHAMPOO, F32, 1e-4, {{{0}, 0}}},
         {"shampoo with grafting and momentum", TCH_OPTIM_SHAMPOO, F32, 1e-4, {GRAFTED, SET(momentum, 0.5)}},
         {"shampoo with grafting and l2, packed",

@@ -3,6 +3,7 @@
 
 #include "core/status.h"
 
+#include "optim/create.h"
 #include "shared.h"
 
 /* Of equal rectangles on several ranks, the first rank writes. */
@@ -43,18 +44,113 @@ static tch_status note_shard(tch_optimizer *o, const tchi_param *param, const tc
     return tchi_list_add(&o->shared->held, &held);
 }
 
+/* --- stretches ---------------------------------------------------------------------------------------------------- */
+
+/* A shard as `rows` runs of `length` elements. */
+typedef struct runs {
+    int32_t partial; /* the innermost dimension that it does not span; -1 if none */
+    int64_t rows, length, inner;
+} runs;
+
+static runs runs_of(const tch_placement *p, const tch_shard *s)
+{
+    runs r = {.partial = p->ndim - 1, .rows = 1, .length = 1, .inner = 1};
+    while (r.partial >= 0 && s->size[r.partial] == p->shape[r.partial]) {
+        r.inner *= p->shape[r.partial--];
+    }
+    r.length = r.inner * (r.partial < 0 ? 1 : s->size[r.partial]);
+    r.rows = r.length == 0 ? 0 : tchi_elements(s->size, p->ndim) / r.length;
+    return r;
+}
+
+/* The first element of run `row` in a row-major tensor of `shape` that has the shard at `from`. */
+static int64_t first_of(const tch_shard *s, const runs *r, const int64_t *from, const int64_t *shape, int64_t row)
+{
+    int64_t first = r->partial < 0 ? 0 : from[r->partial] * r->inner;
+    int64_t stride = r->inner * (r->partial < 0 ? 1 : shape[r->partial]);
+    for (int32_t k = r->partial - 1; k >= 0; k--) {
+        first += (from[k] + row % s->size[k]) * stride;
+        stride *= shape[k];
+        row /= s->size[k];
+    }
+    return first;
+}
+
+static tch_status note_stretches(tch_optimizer *o, const tchi_param *param, const tch_placement *p, const tch_shard *s)
+{
+    runs r = runs_of(p, s);
+    for (int64_t row = 0; row < r.rows; row++) {
+        tchi_stretch stretch = {.start = first_of(s, &r, s->start, p->shape, row),
+                                .at = first_of(s, &r, s->offset, param->shape, row),
+                                .count = r.length,
+                                .first = is_first(p, s)};
+        TCHI_TRY(tchi_list_add(&o->shared->stretches, &stretch));
+    }
+    return TCH_OK;
+}
+
+/* Blocks of int8 begin at the same elements for every number of ranks, so no shard may begin or end within one. */
+static tch_status check_blocks(const tchi_param *param, const tch_placement *p)
+{
+    bool rows = p->ndim < 2 || param->whole / p->shape[0] % TCH_CODE_BLOCK == 0;
+    bool good = true;
+    for (int32_t i = 0; good && i < p->count; i++) {
+        runs r = runs_of(p, &p->shards[i]);
+        int64_t start = first_of(&p->shards[i], &r, p->shards[i].start, p->shape, 0);
+        bool ends = r.length % TCH_CODE_BLOCK == 0 || start + r.length == param->whole;
+        good = r.rows == 0 || r.partial < 0 ||
+               (rows && start % TCH_CODE_BLOCK == 0 && ends && (r.partial == 0 || p->ndim == 2));
+    }
+    return good ? TCH_OK
+                : tchi_fail(
+                      TCH_ERR_UNSUPPORTED,
+                      "state_dtype is int8, and the shards of '%s' cut blocks of %d elements: expected rows, or "
+                      "stretches of rows and of vectors, of a multiple of %d. Use bfloat16 or float32 in its group",
+                      param->name, TCH_CODE_BLOCK, TCH_CODE_BLOCK);
+}
+
+static tch_status prepare_stretches(const tch_optimizer *o, const tchi_param *param, const tch_placement *p,
+                                    bool *stretches)
+{
+    tch_state_dtype kept = tchi_group_at(o, param->group)->config.memory.state_dtype;
+    *stretches = kept != TCH_STATE_FLOAT32 && tchi_may_be_compressed(param) && p != NULL && p->count > 0;
+    if (*stretches && !tchi_is_row_major(param->ndim, param->shape, param->strides)) {
+        return tchi_fail(TCH_ERR_LAYOUT,
+                         "parameter '%s' is shared, and its elements are not in row-major order: state_dtype must be "
+                         "float32",
+                         param->name);
+    }
+    return *stretches && kept == TCH_STATE_INT8 ? check_blocks(param, p) : TCH_OK;
+}
+
+const tchi_stretch *tchi_stretches_of(const tch_optimizer *optimizer, const tchi_param *param, int64_t *count)
+{
+    *count = 0;
+    if (optimizer->shared == NULL || param->tile >= 0 || !tchi_shared_param_at(optimizer, param->index)->sharded) {
+        return NULL;
+    }
+    const tchi_shared_param *noted = tchi_shared_param_at(optimizer, param->index);
+    *count = noted->stretches;
+    return (const tchi_stretch *)optimizer->shared->stretches.items + noted->first_stretch;
+}
+
 static tch_status note_param(tch_optimizer *o, const tchi_param *param, const tch_placement *p)
 {
-    tchi_shared_param noted = {.ndim = param->ndim, .first_held = o->shared->held.count};
+    bool stretches;
+    tchi_shared_param noted = {
+        .ndim = param->ndim, .first_held = o->shared->held.count, .first_stretch = o->shared->stretches.count};
+    TCHI_TRY(prepare_stretches(o, param, p, &stretches));
     noted.sharded = p != NULL && p->count > 0;
     noted.ndim = noted.sharded ? p->ndim : param->ndim;
     memcpy(noted.shape, noted.sharded ? p->shape : param->shape, (size_t)noted.ndim * sizeof *noted.shape);
     for (int32_t i = 0; noted.sharded && i < p->count; i++) {
         if (p->shards[i].rank == tch_comm_rank(o->shared->comm) && tchi_elements(p->shards[i].size, p->ndim) > 0) {
             TCHI_TRY(note_shard(o, param, p, &p->shards[i]));
+            TCHI_TRY(stretches ? note_stretches(o, param, p, &p->shards[i]) : TCH_OK);
         }
     }
     noted.held = o->shared->held.count - noted.first_held;
+    noted.stretches = o->shared->stretches.count - noted.first_stretch;
     return tchi_list_add(&o->shared->params, &noted);
 }
 
@@ -73,6 +169,7 @@ void tchi_held_forget(tch_optimizer *optimizer, int64_t params)
     tchi_shared *shared = optimizer->shared;
     if (params < shared->params.count) {
         shared->held.count = tchi_shared_param_at(optimizer, (int32_t)params)->first_held;
+        shared->stretches.count = tchi_shared_param_at(optimizer, (int32_t)params)->first_stretch;
         shared->params.count = params;
     }
 }

@@ -276,6 +276,7 @@ static void fill_tile(const tch_optimizer *o, const tchi_tile *tile, tchi_param 
                       .wire_in = p->wire_in,
                       .ndim = p->dims.order,
                       .count = 1,
+                      .whole = p->whole,
                       .dims = {.order = p->dims.order}};
     for (int32_t k = 0; k < TCHI_MOST_ORDER && k < p->dims.order; k++) {
         t->shape[k] = t->dims.size[k] = tile->size[k];

@@ -25,6 +25,7 @@ tch_status tchi_shared_open(tch_optimizer *optimizer, tch_comm *comm)
     optimizer->shared->rects.item_size = sizeof(tch_rect);
     optimizer->shared->params.item_size = sizeof(tchi_shared_param);
     optimizer->shared->held.item_size = sizeof(tchi_held);
+    optimizer->shared->stretches.item_size = sizeof(tchi_stretch);
     TCHI_TRY(tchi_pool_allocate(optimizer->context->pool, sizeof *optimizer->shared->agreement, &agreement));
     optimizer->shared->agreement = agreement;
     const tch_device_ops *d = optimizer->context->backend->device;
@@ -58,6 +59,7 @@ void tchi_shared_close(tch_optimizer *optimizer)
     tchi_list_release(&optimizer->shared->rects);
     tchi_list_release(&optimizer->shared->params);
     tchi_list_release(&optimizer->shared->held);
+    tchi_list_release(&optimizer->shared->stretches);
     tchi_host_release(optimizer->shared, sizeof *optimizer->shared);
     optimizer->shared = NULL;
 }
@@ -125,6 +127,7 @@ tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *para
         tch_tensor whole = {.ndim = placement->ndim, .shape = (int64_t *)placement->shape};
         tchi_dims_of(&whole, &dims);
         param->base = base_of(placement, tch_comm_rank(optimizer->shared->comm));
+        param->whole = tch_tensor_numel(&whole);
     }
     TCHI_TRY(tchi_optim_set_dims(optimizer, param, parameter, ndim, shape, &dims, &has_blocks));
     if (!has_blocks) {

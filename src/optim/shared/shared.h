@@ -131,7 +131,15 @@ typedef struct tchi_shared_param {
     int64_t shape[TCH_MAX_RANK]; /* of the whole */
     bool sharded;
     int64_t first_held, held; /* its rectangles on this rank, if it is sharded */
+    int64_t first_stretch, stretches;
 } tchi_shared_param;
+
+/* Elements that are adjacent in the whole parameter and on this rank, for moments that are rounded by the number of an
+ * element, or by blocks. */
+typedef struct tchi_stretch {
+    int64_t start, at, count; /* the first element in the whole, and on this rank */
+    bool first;               /* as in tchi_held */
+} tchi_stretch;
 
 /* A rectangle of a parameter on this rank. */
 typedef struct tchi_held {
@@ -144,6 +152,7 @@ struct tchi_shared {
     tchi_list tiles;           /* tchi_tile */
     tchi_list params;          /* tchi_shared_param: one for each parameter */
     tchi_list held;            /* tchi_held: in the order of the parameters */
+    tchi_list stretches;       /* tchi_stretch: of shards whose moments are in bfloat16 or int8 */
     tchi_list rects;           /* tch_rect: scratch of the exchanges */
     tchi_agreement *agreement; /* on the device */
     uint64_t hash;             /* of the latest parameter group and its division */
@@ -184,6 +193,9 @@ tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const
  * `params` on. */
 tch_status tchi_held_note(tch_optimizer *optimizer, int32_t group, const tch_placement *placements);
 void tchi_held_forget(tch_optimizer *optimizer, int64_t params);
+
+/* The stretches of a shard, or NULL if the parameter has none. */
+const tchi_stretch *tchi_stretches_of(const tch_optimizer *optimizer, const tchi_param *param, int64_t *count);
 
 /* Plans the tiles of a group's carried parameters, their owners, this rank's tiles and the transfers. `regions` has one
  * entry per parameter of the group. */

@@ -29,8 +29,9 @@ from torchium.optim._shared.group import Group
 from torchium.optim._shared.sharding import local_tensor, wrap_like
 
 STEPS = 5
-# Matrices of several shapes, one too small for most groups, a convolution, a vector, experts.
-SHAPES = [(24, 17), (24, 17), (40, 9), (31,), (10, 3, 3, 2), (2, 6), (6, 5, 8), (1, 12)]
+# Matrices of several shapes, one too small for most groups, a convolution, a vector, experts, and one with moments in
+# less memory, of which every shard has whole blocks.
+SHAPES = [(24, 17), (24, 17), (40, 9), (31,), (10, 3, 3, 2), (2, 6), (6, 5, 8), (1, 12), (6, 1536)]
 
 
 class Whitened(optim.MatrixOptimizer):
@@ -53,6 +54,8 @@ OPTIONS = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "AdamW": {"lr": 0.01},
     "Lion": {"lr": 0.01},
+    "AdamW bfloat16": {"lr": 0.01, "state_dtype": "bfloat16"},
+    "AdamW int8": {"lr": 0.01, "state_dtype": "int8"},
     "Shampoo": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 16},
     "SOAP": {"lr": 0.01, "precondition_frequency": 2, "packed_factors": True},
     "Muon": {"lr": 0.02},
@@ -67,7 +70,7 @@ def numbers(step):
 
 
 def make(name, parameters, **more):
-    cls = Whitened if name == "Whitened" else getattr(optim, name)
+    cls = Whitened if name == "Whitened" else getattr(optim, name.split()[0])
     return cls(parameters, **OPTIONS[name], **more)
 
 
@@ -417,6 +420,18 @@ def whole_by_checkpoint(size):
                 ends_as_one_process(f"{name} of {way}, whole, to {to}", name, second, copies, there)
 
 
+def cut_blocks(size):
+    """Shards that cut blocks of int8 are refused on all ranks."""
+    for shape in ((100, 50), (4200,)):
+        parameter = torch.nn.Parameter(by_rows(size)(torch.zeros(shape)))
+        parameter.grad = by_rows(size)(torch.ones(shape))
+        try:
+            make("AdamW int8", [parameter]).step()
+            raise AssertionError(f"{shape} was taken")
+        except (RuntimeError, ValueError) as error:
+            assert "cut blocks of 128" in str(error) and "bfloat16" in str(error), error
+
+
 def missing_in_a_whole_state(size):
     """Missing entries raise an error instead of becoming zeros."""
     optimizer, parameters = train("Shampoo", by_rows(size))
@@ -446,14 +461,15 @@ def large_vectors(size, folder):
         return whole(parameters[0])
 
     group = {"process_group": dist.group.WORLD}
-    for name in ("AdamW", "Lion"):
+    for name in ("AdamW", "Lion", "AdamW int8"):
         optimizer, first = made(name, value, **group)
         middle = steps(optimizer, first, plain, value.sin()).clone()
         save_checkpoint(torch.nn.ParameterList(first), optimizer, f"{folder}/large/{name}")
         optimizer.consolidate_state_dict(to=0)
         saved = optimizer.state_dict() if dist.get_rank() == 0 else None
         expected = steps(optimizer, first, plain, value.cos())
-        for place, more in ((plain, group), (by_rows(size), {})):
+        # Rows of 1000 cut blocks of 128, which shards refuse.
+        for place, more in ((plain, group), *([] if "int8" in name else [(by_rows(size), {})])):
             second, parameters = made(name, value, place, **more)
             load_checkpoint(torch.nn.ParameterList(parameters), second, f"{folder}/large/{name}")
             assert torch.equal(steps(second, parameters, place, value.cos()), expected), f"{name}, {list(more)}"
@@ -499,7 +515,7 @@ def refuses_to_save(name, optimizer):
     """Elementwise state is complete on every rank."""
     try:
         optimizer.state_dict()
-        assert name in ("SGD", "AdamW", "Lion"), f"{name} gave a part of the state"
+        assert name.split()[0] in ("SGD", "AdamW", "Lion"), f"{name} gave a part of the state"
     except RuntimeError as error:
         assert "consolidate_state_dict" in str(error) and "torch.distributed.checkpoint" in str(error), error
 
@@ -598,7 +614,7 @@ def on_a_mesh_of_gpus(size):
         return parts[rank].clone() if rank < len(parts) else value[:0].clone()
 
     def place(value):
-        return wrap_like(part(value), Like(value))
+        return wrap_like(part(value), Like(value), value.shape)
 
     for name in ("Muon", "Shampoo", "AdamW"):
         optimizer, parameters = train(name, place)
@@ -631,6 +647,7 @@ CASES = [
             whole_by_checkpoint,
             missing_in_a_whole_state,
             large_vectors,
+            cut_blocks,
             copies_of_a_part,
             other_ways_to_save,
         ],

@@ -15,6 +15,7 @@ const placed_shape shared_model[SHARED_PARAMETERS] = {
     {.ndim = 2, .size = {14, 14}},
     {.ndim = 3, .size = {6, 5, 8}, .batch_dims = 1},
     {.ndim = 2, .size = {28, 11}, .cut_count = 3, .cuts = {14, 7, 7}},
+    {.ndim = 2, .size = {36, 128}, .elementwise = 1}, /* moments in less memory */
 };
 
 shared_training shared_training_of(const placed_numbers *numbers, const tch_optim_config *config, tch_dtype dtype)

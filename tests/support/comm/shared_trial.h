@@ -5,7 +5,7 @@
 
 #include "support/comm/placed_model.h"
 
-enum { SHARED_STEPS = 7, SHARED_PARAMETERS = 11 }; /* gradients exist for PLACED_STEPS */
+enum { SHARED_STEPS = 7, SHARED_PARAMETERS = 12 }; /* gradients exist for PLACED_STEPS */
 
 /* Matrices of one shape and of others, one with a side of 1, a convolution, a vector, an embedding, a tensor; a square
  * one, whose factors have full rank from the first gradient on; experts; fused Q, K and V. */

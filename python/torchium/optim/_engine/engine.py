@@ -18,9 +18,9 @@ import torch
 from torchium import _C
 
 from .._shared.sharding import is_laid_out, is_sharded, local_gradient, local_tensor, wrap_like
-from .._shared.tiles import TileShape
+from .._shared.tiles import TileShape, shape_of
 from .matrices import Role
-from .moments import SCALED, codes_of
+from .moments import SCALED, coded
 
 __all__ = ["Engine", "Members", "allocate_state", "profiled_range", "profiler_enabled", "stream_on"]
 
@@ -121,10 +121,16 @@ class Engine:
     def states(self) -> list[dict[str, torch.Tensor]]:
         """The state of each parameter, by name: views of the engine's memory."""
         views: list[dict[str, torch.Tensor]] = [{} for _ in self.parameters]
+        tiles = functools.cache(self.tiles)
         for name, parameter, memory in self._handle.states():
             view, whose = torch.from_dlpack(memory), self.parameters[parameter]
-            coded = name in SCALED and view.dtype == torch.int32
-            views[parameter][name] = codes_of(whose, view) if coded else self._as_parameter(whose, name, view)
+            what, _, tile = name.partition(".")
+            if what in SCALED and view.dtype == torch.int32 and tile:
+                at = tiles()[parameter][int(tile)].at[0]
+                view = view.view(torch.uint8)[: at.stop - at.start]
+            elif not tile and (view.dtype == torch.int32 or name.endswith("_scale")):
+                view = coded(name, view, local_tensor(whose))
+            views[parameter][name] = self._as_parameter(whose, name, view)
         return views
 
     @staticmethod
@@ -132,7 +138,7 @@ class Engine:
         """Tensors in the layout of a DTensor parameter are DTensors, which torch.distributed.checkpoint reshards.
         Tiles, whose names end in their numbers, and clocks are plain tensors."""
         like = is_sharded(parameter) and name != "step" and "." not in name
-        return wrap_like(view, parameter) if like else view
+        return wrap_like(view, parameter, shape_of(name, parameter.shape)) if like else view
 
     def generation_of(self, parameter: int) -> int:
         for members in self.groups:

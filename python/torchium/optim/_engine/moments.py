@@ -2,7 +2,7 @@
 
 A moment is a uint8 tensor of codes and a float32 tensor of scales, `exp_avg` and `exp_avg_scale`, one scale for each
 128 elements in the order of the parameter's memory; src/core/codes.h defines both. Codes have the parameter's shape if
-it is contiguous; otherwise they are one row in memory order.
+it is contiguous, and scales its rows if these are whole blocks; otherwise they are one row in memory order.
 
 Factors and roots are matrices, or with `packed_factors` a row with the lower triangle.
 """
@@ -14,17 +14,23 @@ from typing import Any
 
 import torch
 
-__all__ = ["SCALED", "adapt", "codes_of", "decode", "encode"]
+from .._shared.sharding import whole_tensor
+from .._shared.tiles import scales_shape
+
+__all__ = ["SCALED", "adapt", "coded", "decode", "encode"]
 
 SCALED = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 _BLOCK = 128
 _OCTAVE = 0x80  # a factor of two, among a bfloat16's bits; also the least normal number
 
 
-def codes_of(parameter: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Unpacks the library's words of four codes."""
-    codes = words.view(torch.uint8)[: parameter.numel()]
-    return codes.view(parameter.shape) if parameter.is_contiguous() else codes
+def coded(name: str, view: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Codes, unpacked from the library's words of four, or their scales, in the shape for the parameter."""
+    laid = parameter.is_contiguous()
+    if name.endswith("_scale"):
+        return view.view(scales_shape(parameter.shape)) if laid else view
+    codes = view.view(torch.uint8)[: parameter.numel()]
+    return codes.view(parameter.shape) if laid else codes
 
 
 def _is_second(name: str) -> bool:
@@ -49,7 +55,7 @@ def _floats(bits: torch.Tensor) -> torch.Tensor:
 
 def _range(signed: bool, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The minimum and maximum of each block and the step between codes, as float32 bits."""
-    words = _bits(scales.float()).view(-1, 1) & 0xFFFFFFFF
+    words = _bits(scales.float()).reshape(-1, 1) & 0xFFFFFFFF
     floor, top = words << 16 & 0xFFFFFFFF, words & 0xFFFF0000
     if signed:
         top = _bits(_floats(top) + _floats(floor))
@@ -124,15 +130,22 @@ def adapt(parameter: torch.Tensor, views: Mapping[str, torch.Tensor], saved: dic
         value = saved.get(name)
         if name.startswith(("factor.", "root.")) and isinstance(value, torch.Tensor) and value.dim() == 3 - view.dim():
             adapted[name] = _repacked(value.detach(), view)
-    for name in SCALED:
-        value, scale = saved.get(name), f"{name}_scale"
-        if not isinstance(value, torch.Tensor):
+    for name, value in saved.items():
+        what, dot, tile = str(name).partition(".")
+        if what not in SCALED or not isinstance(value, torch.Tensor):
             continue
-        coded = isinstance(saved.get(scale), torch.Tensor)
-        fits = value.numel() == parameter.numel() and value.is_floating_point()  # or an error names it
-        if coded and scale not in views:
-            adapted[name] = decode(name, value, adapted.pop(scale).to(value.device))
-        elif not coded and scale in views and fits:
-            codes, adapted[scale] = encode(name, _in_memory_order(parameter, value))
-            adapted[name] = codes.view(views[name].shape)
+        scale = f"{what}_scale{dot}{tile}"
+        wanted = scale in views or (not tile and any(view.startswith(f"{scale}.") for view in views))
+        fits = value.is_floating_point() and (tile or value.numel() == parameter.numel())  # or an error names it
+        if not isinstance(saved.get(scale), torch.Tensor):
+            if wanted and fits:
+                whole = whole_tensor(value)
+                codes, scales = encode(what, whole.float() if tile else _in_memory_order(parameter, whole))
+                adapted[name] = codes.view(views[name].shape if name in views else parameter.shape)
+                adapted[scale] = scales.view(views[scale].shape) if scale in views else scales
+        elif not wanted:
+            codes = whole_tensor(value)
+            adapted[name] = decode(what, codes, whole_tensor(adapted.pop(scale)).to(codes.device))
+        elif scale in views and saved[scale].numel() == views[scale].numel() and saved[scale].ndim == 1:
+            adapted[scale] = saved[scale].view(views[scale].shape)  # of an earlier version
     return adapted

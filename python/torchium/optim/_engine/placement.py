@@ -103,7 +103,7 @@ def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mappin
         for name in views:
             what, _, number = name.partition(".")
             if name not in saved and number.isdecimal() and isinstance(saved.get(what), torch.Tensor):
-                tile = tiles[int(number)]
+                tile = tiles[int(number)].of(what)
                 saved[name] = whole_tensor(saved[what]).reshape(tile.dims)[tile.at]
     return saved
 

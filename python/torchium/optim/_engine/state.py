@@ -55,6 +55,7 @@ _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "
 _NAMES |= {f"{name}_scale" for name in SCALED}
 # State of blocks, with their numbers; and moments and master copies of tiles, which one rank of a group owns.
 _NUMBERED = (
+    *(f"{name}_scale." for name in SCALED),
     "factor.",
     "root.",
     "basis.",

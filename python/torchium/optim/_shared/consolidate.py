@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .sharding import is_sharded, whole_tensor
-from .tiles import Tiled, TileShape, rows_of
+from .tiles import Tiled, TileShape, rows_of, shape_of
 
 __all__ = ["asked_by_checkpoint", "consolidate", "in_tiles", "is_divided", "to_be_loaded"]
 
@@ -109,11 +109,12 @@ def _put_together(own: State, every: Iterable[State], tiles: Mapping[int, TileSh
         if what == "failures":
             whole[_COUNTS][rows[int(number)]] = value
         elif _is_whole(what, tile):
-            whole.setdefault(what, torch.zeros(tile.dims, dtype=value.dtype, device="cpu"))[tile.at] = value
+            part = tile.of(what)
+            whole.setdefault(what, torch.zeros(part.dims, dtype=value.dtype, device="cpu"))[part.at] = value
         else:
             numbered[name] = value
     for what in {name.partition(".")[0] for part in every for name in part} & whole.keys() - {_COUNTS}:
-        whole[what] = whole[what].reshape(shape)
+        whole[what] = whole[what].reshape(shape_of(what, shape))
     return whole | numbered
 
 
@@ -131,11 +132,12 @@ def in_tiles(engines: Iterable[Any], state: Mapping[Any, State]) -> dict[Any, St
             if what in ("failures", _COUNTS) and length > 3:
                 parts[_COUNTS][name] = (length,), (rows[number].start if match else 0,), value
             elif match and _is_whole(what, tiles[number]):
-                parts[what][name] = tiles[number].dims, tuple(side.start for side in tiles[number].at), value
+                part = tiles[number].of(what)
+                parts[what][name] = part.dims, tuple(side.start for side in part.at), value
             else:
                 kept[name] = value
         for what, of_name in parts.items():
-            shape = (length,) if what == _COUNTS else tuple(parameter.shape)
+            shape = (length,) if what == _COUNTS else shape_of(what, parameter.shape)
             kept[what] = Tiled(shape, of_name, next(iter(of_name.values()))[2].dtype)
         found[parameter] = kept
     return found
@@ -155,7 +157,8 @@ def to_be_loaded(engines: Iterable[Any], state: Mapping[Any, State]) -> tuple[di
                 elif match and i in tiles and _is_whole(match[1], tiles[i][int(match[2])]):
                     del found[parameter][name]
                     if match[1] not in found[parameter]:
-                        empty.append(torch.empty(parameter.shape, dtype=value.dtype, device=engine.device))
+                        shape = shape_of(match[1], parameter.shape)
+                        empty.append(torch.empty(shape, dtype=value.dtype, device=engine.device))
                         found[parameter][match[1]] = empty[-1]
                 elif value.ndim > 0 and not is_sharded(value):
                     found[parameter][name] = value.to(engine.device)

@@ -70,14 +70,14 @@ def local_gradient(parameter: torch.Tensor, moves: bool) -> torch.Tensor | None:
     return None if gradient is None else local_tensor(gradient)
 
 
-def wrap_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A DTensor with the local shard `local`, in the layout of the parameter. `DTensor.from_local` would move it to the
-    mesh's device, but CPUOffloadPolicy keeps shards in host memory."""
+def wrap_like(local: torch.Tensor, parameter: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A DTensor of this shape with the local shard `local`, in the layout of the parameter. `DTensor.from_local` would
+    move it to the mesh's device, but CPUOffloadPolicy keeps shards in host memory."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    stride = list(itertools.accumulate(parameter.shape[:0:-1], lambda a, b: a * b, initial=1))[::-1]
-    meta = TensorMeta(parameter.shape, tuple(stride) if parameter.ndim else (), local.dtype)
+    stride = list(itertools.accumulate(shape[:0:-1], lambda a, b: a * b, initial=1))[::-1]
+    meta = TensorMeta(torch.Size(shape), tuple(stride) if shape else (), local.dtype)
     spec = DTensorSpec(parameter.device_mesh, tuple(parameter.placements), tensor_meta=meta)
     return DTensor(local, spec, requires_grad=False)
 

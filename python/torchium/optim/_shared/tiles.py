@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["TileShape", "Tiled", "rows_of", "untiled"]
+__all__ = ["TileShape", "Tiled", "rows_of", "scales_shape", "shape_of", "untiled"]
+
+_BLOCK = 128  # elements to a scale of 8-bit moments
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 # The shape of the whole after merging dimensions, where the tile begins in it, and its values.
@@ -21,6 +23,25 @@ class TileShape(NamedTuple):
     factors: int
     dims: tuple[int, ...]  # of the parameter, merged
     at: tuple[slice, ...]  # where the tile lies in them
+
+    def of(self, name: str) -> TileShape:
+        """The same of this state: scales of a span have an entry for every block."""
+        if not name.endswith("_scale"):
+            return self
+        at = tuple(slice(side.start // _BLOCK, -(-side.stop // _BLOCK)) for side in self.at)
+        return TileShape(self.factors, tuple(-(-size // _BLOCK) for size in self.dims), at)
+
+
+def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the scales of 8-bit moments: rows of whole blocks are rows there too, and are sharded with the parameter."""
+    row = math.prod(shape[1:])
+    rows = len(shape) > 1 and row % _BLOCK == 0
+    return (shape[0], row // _BLOCK) if rows else (-(-math.prod(shape) // _BLOCK),)
+
+
+def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a moment, or its scales."""
+    return scales_shape(shape) if name.endswith("_scale") else tuple(shape)
 
 
 def rows_of(tiles: Mapping[int, TileShape], first: int = 3) -> dict[int, slice]:
