@@ -496,6 +496,8 @@ class TorchiumOptimizer(Sharing):
             self._look_at_groups()
         arriving = [p for p in self._outside if p.grad is not None]
         doing = BEGIN if any(self._home_of(p)[1] for p in arriving) else STEP
+        if self._sharing and self._process_group is not None:
+            self._check_inputs()
         with meeting(self._sharing) if self._sharing else contextlib.nullcontext():
             self._step_with(self._decide(doing), bool(arriving))
 

@@ -28,6 +28,7 @@ from ._engine.state import MOST_STEPS, check_counts
 from ._model.factors import FACTORS, Factors, find_layers
 from ._model.watch import PassWatch, of_one_pass
 from ._shared.consolidate import asked_by_checkpoint
+from ._shared.group import EvenInputs
 from .base import outside
 from .options import Option, Options, or_else, plain, same, shown
 
@@ -125,6 +126,7 @@ class KFACPreconditioner:
         if not average_factors and process_group is None:
             raise ValueError("average_factors=False needs a process_group: without one the processes would drift apart")
         self._consolidated: dict[str, Any] | None = None  # the layers' whole state, until the next step
+        self._even_inputs: EvenInputs | None = None
         self._steps = 0
         self._observed = 0  # layers, since the last step
         self._sampling = False
@@ -225,6 +227,9 @@ class KFACPreconditioner:
     def step(self) -> None:
         """Updates factors and inverses if due, and preconditions the gradients in place."""
         self._consolidated = None
+        if self._world() > 1:
+            self._even_inputs = self._even_inputs or EvenInputs(self._group)
+            self._even_inputs.check("KFAC")
         self._watch.flush()
         self._check_seen()
         self._prepare()

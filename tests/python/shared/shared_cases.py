@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torchium import linalg
 from torchium.optim._shared.group import Group
 from torchium.optim._shared.sharding import local_tensor, wrap_like
@@ -479,6 +480,28 @@ def large_vectors(size, folder):
             assert torch.equal(steps(second, parameters, plain, value.cos()), expected), name
 
 
+def uneven_inputs(size):
+    """In join() every rank is told at its first step; if all ranks end with the first, they step equally often."""
+    for name in ("Muon", "AdamW", "Whitened", "KFAC"):
+        for ends, words in (False, "throw_on_early_termination=True"), (True, "exhausted"):
+            torch.manual_seed(1)
+            model = DistributedDataParallel(torch.nn.Linear(6, 4))
+            group = {"process_group": model.process_group}
+            optimizer = optim.KFAC(model.module, **group) if name == "KFAC" else make(name, model.parameters(), **group)
+            before, steps = [p.clone() for p in model.parameters()], 0
+            try:
+                with model.join(throw_on_early_termination=ends):
+                    for _ in range(2 + dist.get_rank()):
+                        optimizer.zero_grad()
+                        model(torch.ones(5, 6)).sum().backward()
+                        optimizer.step()
+                        steps += 1
+                raise AssertionError(f"{name}: nothing was said")
+            except RuntimeError as error:
+                assert words in str(error), error
+            assert steps == 2 * ends and len(differing(before, model.parameters())) == 2 * ends, name
+
+
 def copies_of_a_part(size):
     """A rank's part of an optimizer cannot be copied or pickled: it would continue without the rest."""
     optimizer, _ = train("Shampoo", plain, process_group=dist.group.WORLD)
@@ -649,10 +672,11 @@ CASES = [
             large_vectors,
             cut_blocks,
             copies_of_a_part,
+            uneven_inputs,
             other_ways_to_save,
         ],
     ),
-    (3, [equal_bits, several_in_a_shard, falls_out_of_step, decides_over_meshes, load, consolidates]),
+    (3, [equal_bits, several_in_a_shard, falls_out_of_step, decides_over_meshes, load, consolidates, uneven_inputs]),
     (4, [equal_bits, several_in_a_shard, really_trains]),
     (1, [load]),
 ]

@@ -11,7 +11,7 @@ import torch
 from torchium import _C
 
 from .._engine.placement import Engines, Home, labels_of
-from .group import Group, make_group, ranks_of
+from .group import EvenInputs, Group, make_group, ranks_of
 from .sharding import local_tensor
 
 __all__ = ["BEGIN", "STEP", "TAKE", "Sharing"]
@@ -32,6 +32,12 @@ class Sharing(torch.optim.Optimizer):
         self._sharing: dict[Group, list[tuple[int, int]]] = {}  # where the parameters of each are in the groups
         self._is_joint = self._all_decide  # parameters have several homes, which decide together
         self._unread: Any = None  # what the last step's agreement was on GPUs
+        self._even_inputs: EvenInputs | None = None
+
+    def _check_inputs(self) -> None:
+        if self._even_inputs is None:
+            self._even_inputs = EvenInputs(self._process_group)
+        self._even_inputs.check(type(self).__name__)
 
     def _home_of(self, parameter: torch.Tensor) -> Home:
         """DTensors belong to the ranks of their mesh; plain tensors are replicas only with a process group."""

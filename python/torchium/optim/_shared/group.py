@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import math
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +18,7 @@ from torchium._messages import shown
 
 from .sharding import Placement, is_laid_out, is_sharded, placement_of
 
-__all__ = ["Group", "make_group", "meeting", "pack", "ranks_of", "unpack"]
+__all__ = ["EvenInputs", "Group", "make_group", "meeting", "pack", "ranks_of", "unpack"]
 
 _TYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -198,6 +200,37 @@ def meeting(groups: Iterable[Group]) -> Iterator[None]:
         for group in groups:
             group.refuse()
         raise
+
+
+class EvenInputs:
+    """The DistributedDataParallel models of these ranks. In their join() ranks without inputs take no steps, for which
+    the others would wait, or which would meet other collectives."""
+
+    def __init__(self, process_group: Any) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        ranks = _ranks_in(process_group)
+        found = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+        self._models = [weakref.ref(model) for model in found if _ranks_in(model.process_group) & ranks]
+
+    def check(self, who: str) -> None:
+        for model in self._models:
+            config = getattr(model(), "_join_config", None)
+            if config is not None and config.enable and not config.throw_on_early_termination:
+                raise RuntimeError(
+                    f"{who}: in join() of DistributedDataParallel ranks that have no more inputs take no steps, but "
+                    "the ranks of process_group divide each step: use join(throw_on_early_termination=True), which "
+                    "ends on all ranks with the first, or give all ranks as many inputs; nothing was changed"
+                )
+
+
+def _ranks_in(process_group: Any) -> set[int]:
+    import torch.distributed as dist
+
+    try:
+        return set(dist.get_process_group_ranks(process_group or dist.group.WORLD))
+    except (KeyError, ValueError):  # it was destroyed
+        return set()
 
 
 def _hash(*what: Any) -> int:
