@@ -10,13 +10,7 @@ import pathlib
 
 import numpy as np
 
-_CODES = {
-    "float64": (2, 64),
-    "float32": (2, 32),
-    "float16": (2, 16),
-    "bfloat16": (4, 16),
-    "int32": (0, 32),
-}
+_CODES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32)}
 _DEVICES = {"cpu": 1, "cuda": 2}
 METHODS = {"auto": 0, "eigen": 1, "newton": 2, "rational": 3}
 

@@ -34,10 +34,7 @@ def gradients(batch, positions, inputs, outputs, bench, dtype=torch.float32):
     x, g = layer(bench, batch, positions, inputs, outputs, dtype)
     out = bench.poisoned(batch, outputs, inputs, dtype=dtype)
     reference = torch.einsum("btp,btd->bpd", g.double(), x.double())
-    anchors = {
-        "torch einsum": lambda: torch.einsum("btp,btd->bpd", g, x),
-        "torch bmm": lambda: torch.bmm(g.mT, x),
-    }
+    anchors = {"torch einsum": lambda: torch.einsum("btp,btd->bpd", g, x), "torch bmm": lambda: torch.bmm(g.mT, x)}
     ours = returning(bench.library.grad_samples(linear_layer(), x, g, out), out)
     allowed = 2**-24 if positions == 1 else 2 * frobenius(torch.bmm(g.mT, x), reference)
     return Work({"samples": ours}, anchors, lambda made: frobenius(made, reference), allowed)

@@ -31,15 +31,9 @@ def torch_adamw(matrices, rest, rates):
     return torch.optim.AdamW(adamw_groups(matrices, rest, rates), betas=BETAS, fused=True)
 
 
-def our_adamw(matrices, rest, rates):
-    from torchium.optim import AdamW
-
-    return AdamW(adamw_groups(matrices, rest, rates), betas=BETAS)
-
-
 @dataclass(frozen=True)
 class Ours:
-    """Maker of our optimizer of a class, which does AdamW for the rest itself."""
+    """Maker of our optimizer of a class, which does AdamW for the rest itself; a weight decay is the matrices'."""
 
     kind: str
     options: dict
@@ -48,8 +42,9 @@ class Ours:
         import torchium
 
         first, second = adamw_groups(matrices, rest, rates)
-        groups = [first, second | {"use_adamw": True}]
-        return getattr(torchium.optim, self.kind)(groups, adamw_betas=BETAS, **self.options)
+        first["weight_decay"] = self.options.get("weight_decay", DECAY)
+        groups = [first, second if self.kind == "AdamW" else second | {"use_adamw": True, "adamw_betas": BETAS}]
+        return getattr(torchium.optim, self.kind)(groups, **self.options)
 
 
 def ours(kind, **options):
@@ -108,7 +103,7 @@ class Entry:
 BASELINE = "torch-adamw"
 ENTRIES = {
     BASELINE: Entry("torch AdamW, fused", torch_adamw, "adamw", "torch"),
-    "adamw": Entry("AdamW", our_adamw, "adamw"),
+    "adamw": Entry("AdamW", ours("AdamW", betas=BETAS), "adamw"),
     "muon": Entry("Muon", ours("Muon", **MUON), "muon"),
     "muon-of-torch": Entry("Muon, method 'muon'", ours("Muon", method="muon", **MUON), "muon"),
     "normuon": Entry("NorMuon", ours("NorMuon"), "normuon"),

@@ -54,7 +54,8 @@ typedef enum tch_grafting {
 
 typedef enum tch_weight_decay_type {
     TCH_WEIGHT_DECAY_DECOUPLED = 0, /* p -= lr weight_decay p, in addition to the step */
-    TCH_WEIGHT_DECAY_L2 = 1         /* adds weight_decay p to the gradient */
+    TCH_WEIGHT_DECAY_L2 = 1,        /* adds weight_decay p to the gradient */
+    TCH_WEIGHT_DECAY_CAUTIOUS = 2   /* decoupled, only where the step reduces |p| (Chen and others, 2025) */
 } tch_weight_decay_type;
 
 /* What a step does when a gradient has an infinity or a NaN. The device decides, once for the whole step: a non-finite
@@ -98,7 +99,7 @@ typedef struct tch_optim_config {
 
     double lr;                               /* (step) */
     double weight_decay;                     /* (step) */
-    tch_weight_decay_type weight_decay_type; /* AdamW, Shampoo, SOAP. SGD: always L2; Muon, NorMuon, Lion: decoupled */
+    tch_weight_decay_type weight_decay_type; /* decoupled; SGD: L2 */
     int32_t maximize;
     /* (step) Decay rates. AdamW, SOAP: of the moments. Shampoo: of the filtered gradient (0: no filter) and the factors
      * (1: their sum). Lion: of the average in the direction and the stored one. NorMuon: beta2, of the row moments */

@@ -7,7 +7,7 @@
 
 enum { MOST_KINDS = 32 };
 static const char *kinds[MOST_KINDS + 1]; /* from the library, at first use */
-static const char *const decays[] = {"decoupled", "l2", NULL};
+static const char *const decays[] = {"decoupled", "l2", "cautious", NULL};
 static const char *const graftings[] = {"none", "sgd", "adagrad", "rmsprop", "adam", NULL};
 static const char *const policies[] = {"skip", "raise", "ignore", NULL};
 static const char *const adjust_lr_fns[] = {"original", "match_rms_adamw", "plain", NULL};

@@ -14,6 +14,20 @@
 #define TCHI_RULE static inline
 #endif
 
+/* --- weight decay ------------------------------------------------------------------------------------------------ */
+
+/* What p is multiplied by where u p >= 0, and elsewhere. */
+typedef struct tchi_keep {
+    double along, against;
+} tchi_keep;
+
+TCHI_RULE tchi_keep tchi_rule_keep(const tch_hyper *h, tch_decay decay)
+{
+    double keep = decay == TCH_DECAY_L2 ? 1.0 : 1.0 - h->lr * h->weight_decay;
+    tchi_keep k = {keep, decay == TCH_DECAY_CAUTIOUS ? 1.0 : keep};
+    return k;
+}
+
 /* --- roots ------------------------------------------------------------------------------------------------------- */
 
 TCHI_RULE int32_t tchi_rule_root_flag(const tch_root_norms *norms, int64_t b, double symmetry, double damping,

@@ -16,7 +16,8 @@
 static const tchi_option rows[] = {
     {"lr", AT(lr), POSITIVE},
     {"weight_decay", AT(weight_decay), POSITIVE},
-    {"decay", AT(weight_decay_type), TCHI_INT32, 0, 0, TCH_WEIGHT_DECAY_L2, "one of tch_weight_decay_type"},
+    {"weight_decay_type", AT(weight_decay_type), TCHI_INT32, TCHI_OPTIONAL, 0, TCH_WEIGHT_DECAY_CAUTIOUS,
+     "one of tch_weight_decay_type"},
     {"maximize", AT(maximize), SWITCH(0)},
     {"momentum", AT(momentum), RATE},
     {"dampening", AT(dampening), TCHI_REAL, TCHI_STEP, -LARGEST, 1, "-1e300 to 1"},

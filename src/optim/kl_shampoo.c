@@ -121,7 +121,7 @@ static tch_status gather_into(const kl_run *r, tch_filter filter, void *gradient
     TCHI_RANGE(o->context, "gather gradients");
     const tch_gathering how = {
         .filter = filter,
-        .l2 = r->config->weight_decay_type == TCH_WEIGHT_DECAY_L2 && !r->run.block_batch->prepared,
+        .l2 = tchi_adds_decay(r->config) && !r->run.block_batch->prepared,
     };
     tch_update update = tchi_update_run(o, &r->run, &r->work, gradient, filtered);
     return o->context->backend->update->gather(o->context->state, &update, &how, NULL);
@@ -162,7 +162,7 @@ static tch_status apply_run(const kl_run *r, const tch_blocks *direction)
     TCHI_TRY(t->matrix->fill(o->context->state, &targets, (double)r->run.block_batch->elements));
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
     return t->update->apply(o->context->state, &update, TCH_BLOCK_CLIP_RMS, o->target_norms, r->norms, 0,
-                            r->config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
+                            (tch_decay)r->config->weight_decay_type);
 }
 
 /* Everything that does not read gradients from their original memory: its arguments do not change, so it can be
@@ -215,7 +215,6 @@ static const tchi_block_method kl_shampoo_blocks = {
     .refreshes_by_norm = 50, /* stale roots enter the factors too */
     .clock_rule = clock_rule,
     .begins = first_roots,
-    .may_add_decay = true,
     .work = work_bytes,
     .step = step_kl_shampoo,
 };

@@ -43,7 +43,7 @@ static tchi_block_batch describe(const tchi_block_method *blocks, const tch_opti
                           .type = param->carried ? param->wire_out : param->type,
                           .real = param->real,
                           .direction = direction,
-                          .prepared = direction && (param->filters || tchi_adds_decay(blocks, config))};
+                          .prepared = direction && (param->filters || tchi_adds_decay(config))};
     memcpy(c.size, size, (size_t)c.order * sizeof *size);
     return c;
 }

@@ -63,8 +63,6 @@ typedef struct tchi_block_method {
     /* For sharded parameters: the gradient filter, with moments[0], stays with the shards, and filtered gradients of
      * this type are sent. NULL: gradients are sent. */
     tch_scalar (*filtered_type)(const tch_context *context, tch_scalar real);
-    /* TCH_WEIGHT_DECAY_L2 is supported; otherwise decay is always decoupled. */
-    bool may_add_decay;
     /* The type that represents a direction without loss. NULL: that of the arithmetic. */
     tch_scalar (*direction_type)(const tch_context *context, tch_scalar real);
     /* Factor of the learning rate for a matrix of this size. NULL: 1, or included in the direction. */
@@ -110,10 +108,9 @@ bool tchi_shampoo_has_blocks(const tch_optim_config *config, const tchi_dims *di
 int64_t tchi_shampoo_largest_side(const tch_optim_config *config);
 bool tchi_shampoo_has_factor(const tch_optim_config *config, int32_t order, const int64_t *size, int32_t k);
 
-/* Whether weight decay is added to the gradients of parameters with blocks. */
-static inline bool tchi_adds_decay(const tchi_block_method *blocks, const tch_optim_config *config)
+static inline bool tchi_adds_decay(const tch_optim_config *config)
 {
-    return blocks->may_add_decay && config->weight_decay_type == TCH_WEIGHT_DECAY_L2;
+    return config->weight_decay_type == TCH_WEIGHT_DECAY_L2;
 }
 
 /* The method of a configuration, NULL for an invalid kind; and the same with a message. */

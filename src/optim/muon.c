@@ -195,7 +195,10 @@ static tch_status gather_run(const muon_run *r)
     TCHI_RANGE(o->context, "gather gradients");
     bool filtered = tchi_run_param(o, &r->run)->moment[0] == NULL; /* the gradient of a tile, in its buffer */
     tch_filter filter = r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA;
-    const tch_gathering how = {.filter = filtered ? TCH_FILTER_NONE : filter};
+    const tch_gathering how = {
+        .filter = filtered ? TCH_FILTER_NONE : filter,
+        .l2 = tchi_adds_decay(r->config) && !r->run.block_batch->prepared,
+    };
     tch_update update =
         tchi_update_run(o, &r->run, &r->work, filtered ? o->scratch : NULL, filtered ? NULL : o->scratch);
     return o->context->backend->update->gather(o->context->state, &update, &how, NULL);
@@ -231,7 +234,8 @@ static tch_status apply_directions(const muon_run *r, const tch_matrices *direct
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
     tch_update update = update_of(r, direction);
-    return o->context->backend->update->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
+    return o->context->backend->update->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0,
+                                              (tch_decay)r->config->weight_decay_type);
 }
 
 /* Requires that a block's rectangle is the whole matrix, by rows. */
@@ -251,7 +255,8 @@ static tch_status apply_rows(const muon_run *r, const tch_matrices *direction)
         rect->cols = rect->stride = tchi_block_cols(batch, block);
         rect->block_ld = direction->ld;
     }
-    return o->context->backend->update->apply_rows(o->context->state, &update, o->norms, (double *)(void *)parts);
+    return o->context->backend->update->apply_rows(o->context->state, &update, o->norms, (double *)(void *)parts,
+                                                   (tch_decay)r->config->weight_decay_type);
 }
 
 /* Everything that does not read gradients from their original memory: its arguments do not change, so it can be

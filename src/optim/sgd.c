@@ -1,12 +1,17 @@
 /* SGD as in PyTorch, elementwise.
  *
- *     g <- g + weight_decay p
+ *     g <- g + weight_decay p                    unless weight_decay_type says otherwise
  *     B <- momentum B + (1 - dampening) g        g itself at a parameter's first step
  *     p <- p - lr (g + momentum B)  (nesterov), or p - lr B */
 #include "core/status.h"
 
 #include "config.h"
 #include "method.h"
+
+static void set_defaults(tch_optim_config *c)
+{
+    c->weight_decay_type = TCH_WEIGHT_DECAY_L2;
+}
 
 static tch_status check(const char *function, const tch_optim_config *c)
 {
@@ -33,4 +38,9 @@ static void moments(const tch_optim_config *config, const char *names[TCHI_MOMEN
 static const tchi_elementwise elementwise = {.moments = moments, .kind = TCH_ELEMENTWISE_SGD};
 
 const tchi_optim_method tchi_method_sgd = {
-    .name = "sgd", .check = check, .check_change = check_change, .elementwise = &elementwise};
+    .name = "sgd",
+    .set_defaults = set_defaults,
+    .check = check,
+    .check_change = check_change,
+    .elementwise = &elementwise,
+};

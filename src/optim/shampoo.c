@@ -137,7 +137,7 @@ static tch_status gather_into(shampoo_run *r, tch_filter filter, tch_graft graft
     tch_scalar type;
     const tch_gathering how = {
         .filter = filter,
-        .l2 = r->config->weight_decay_type == TCH_WEIGHT_DECAY_L2 && !r->run.block_batch->prepared,
+        .l2 = tchi_adds_decay(r->config) && !r->run.block_batch->prepared,
         .graft = graft,
         .norms = products ? o->target_norms : NULL,
         .scratch = o->graft_scratch,
@@ -216,7 +216,7 @@ static tch_status apply_run(const shampoo_run *r, const tch_blocks *direction)
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
     return o->context->backend->update->apply(o->context->state, &update, grafts ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS,
                                               o->target_norms, r->norms, r->config->nesterov,
-                                              r->config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
+                                              (tch_decay)r->config->weight_decay_type);
 }
 
 /* Everything that does not read gradients from their original memory: its arguments do not change, so it can be
@@ -269,7 +269,6 @@ static const tchi_block_method shampoo_blocks = {
     .refreshes_by_norm = 10,
     .clock_rule = clock_rule,
     .begins = tchi_refresh_first,
-    .may_add_decay = true,
     .work = work_bytes,
     .step = step_shampoo,
 };

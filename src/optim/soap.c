@@ -176,7 +176,7 @@ static tch_status gather_run(soap_run *r)
     tch_scalar type;
     const tch_gathering how = {
         .filter = r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
-        .l2 = r->group->config.weight_decay_type == TCH_WEIGHT_DECAY_L2 && !r->run.block_batch->prepared,
+        .l2 = tchi_adds_decay(&r->group->config) && !r->run.block_batch->prepared,
         .sides = tchi_run_sides(o, &r->run, r->buffer[0], moment, &sides) ? &sides : NULL,
         .notes = {o->notes[0], o->notes[1]},
     };
@@ -206,7 +206,7 @@ static tch_status apply_run(const soap_run *r, const tch_blocks *direction)
     }
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
     return t->update->apply(o->context->state, &update, scale, o->target_norms, o->norms, 0,
-                            config->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED);
+                            (tch_decay)config->weight_decay_type);
 }
 
 static tch_status update_factors(const soap_run *r)
@@ -472,7 +472,6 @@ static const tchi_block_method soap_blocks = {
     .waits = only_finds_bases,
     .advance = advance_factors,
     .begins = first_bases,
-    .may_add_decay = true,
     .work = work_bytes,
     .step = step_soap,
 };

@@ -357,8 +357,8 @@ static tch_status update_elements(tch_optimizer *o, int32_t group, const tch_upd
 {
     const tch_optim_config *config = &tchi_group_at(o, group)->config;
     const tchi_elementwise *method = o->method->elementwise;
-    const tch_elementwise_rule rule = {method->kind, config->amsgrad && !method->of_rest,
-                                       config->weight_decay_type == TCH_WEIGHT_DECAY_L2, config->nesterov};
+    const tch_elementwise_rule rule = {method->kind, (tch_decay)config->weight_decay_type,
+                                       config->amsgrad && !method->of_rest, config->nesterov};
     return o->context->backend->update->elementwise(o->context->state, update, &rule);
 }
 

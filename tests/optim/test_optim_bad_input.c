@@ -55,7 +55,7 @@ static void go_on(trial *t, double tolerance)
 static const test_range ranges[] = {
     {FIELD(lr), 1, 4, {-1e-3, NAN, INFINITY, -INFINITY}},
     {FIELD(weight_decay), 1, 3, {-0.1, NAN, INFINITY}},
-    {FIELD(weight_decay_type), 0, 3, {-1, 2, 99}},
+    {FIELD(weight_decay_type), 0, 3, {-1, 3, 99}},
     {FIELD(maximize), 0, 2, {-1, 2}},
     {FIELD(momentum), 1, 4, {-0.1, 1.0, 1.5, NAN}},
     {FIELD(dampening), 1, 3, {NAN, INFINITY, -INFINITY}},

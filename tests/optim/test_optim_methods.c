@@ -124,19 +124,18 @@ static const trial_shape thin[] = {{.ndim = 2, .shape = {2, 201}}, {.ndim = 2, .
 static const trial_shape cut[] = {{.ndim = 2, .shape = {16, 24}}, {.ndim = 3, .shape = {16, 3, 8}}};
 static const trial_shape merged[] = {{.ndim = 4, .shape = {12, 3, 2, 2}}, {.ndim = 3, .shape = {4, 2, 2}}};
 
+#define CAUTIOUS SET(weight_decay, 0.3), SET(weight_decay_type, TCH_WEIGHT_DECAY_CAUTIOUS)
+
 static const trial_option sgd_options[] = {
     {.name = "plain"},
     {"maximize", {SET(maximize, 1)}},
-    {"l2", {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"decoupled", {SET(weight_decay, 0.3), SET(weight_decay_type, TCH_WEIGHT_DECAY_DECOUPLED)}},
+    {"cautious decay", {CAUTIOUS}},
     {"momentum", {SET(momentum, 0.9)}},
     {"dampening", {SET(momentum, 0.9), SET(dampening, 0.3)}},
     {"nesterov", {SET(momentum, 0.8), SET(nesterov, 1)}},
-    {"nesterov with decay",
-     {SET(momentum, 0.8), SET(nesterov, 1), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(weight_decay, 0.3)}},
-    {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
-    {"much at once",
-     {SET(momentum, 0.9), SET(dampening, 0.3), SET(maximize, 1), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2),
-      SET(weight_decay, 0.3)}},
+    {"nesterov with decay", {SET(momentum, 0.8), SET(nesterov, 1), SET(weight_decay, 0.3), SET(amsgrad, 1)}},
+    {"much at once", {SET(momentum, 0.9), SET(dampening, 0.3), SET(maximize, 1), CAUTIOUS}},
     {.name = NULL},
 };
 
@@ -145,6 +144,7 @@ static const trial_option adamw_options[] = {
     {"maximize", {SET(maximize, 1)}},
     {"no decay", {SET(weight_decay, 0.0)}},
     {"l2", {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"cautious decay", {CAUTIOUS}},
     {"amsgrad", {SET(amsgrad, 1), SET(beta2, 0.5)}}, /* so that the largest is not always the latest */
     {"betas", {SET(beta1, 0.0), SET(beta2, 0.99), SET(eps, 0.1)}},
     {"much at once",
@@ -159,8 +159,9 @@ static const trial_option lion_options[] = {
     {"maximize", {SET(maximize, 1)}},
     {"betas", {SET(beta1, 0.5), SET(beta2, 0.7)}},
     {"no average", {SET(beta1, 0.0), SET(beta2, 0.0)}}, /* the sign of the gradient itself */
-    /* Hyperparameters of other kinds, which Lion ignores: weight decay is decoupled in any case. */
-    {"options of others",
+    {"cautious decay", {CAUTIOUS}},
+    /* Hyperparameters of other kinds, which Lion ignores. */
+    {"l2, options of others",
      {SET(weight_decay, 0.3), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2), SET(momentum, 0.5), SET(nesterov, 1),
       SET(eps, 0.1), SET(use_bias_correction, 0), SET(amsgrad, 1), SET(adamw.lr, 3.0)}},
     {"much at once", {SET(weight_decay, 0.3), SET(maximize, 1), SET(beta1, 0.5), SET(beta2, 0.7)}},
@@ -182,11 +183,12 @@ static const trial_option muon_options[] = {
     {"no nesterov", {SET(nesterov, 0)}},
     {"other momentum", {SET(momentum, 0.5)}},
     {"no momentum", {SET(momentum, 0.0)}},
-    {"no decay", {SET(weight_decay, 0.0)}},
+    {"no decay, nor AdamW's amsgrad", {SET(weight_decay, 0.0), SET(amsgrad, 1)}},
+    {"l2", {SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}},
+    {"cautious decay", {CAUTIOUS}},
     {"match_rms_adamw", {SET(muon.adjust_lr_fn, TCH_ADJUST_LR_MATCH_RMS_ADAMW)}},
     {"plain lr", {SET(muon.adjust_lr_fn, TCH_ADJUST_LR_PLAIN)}},
     {"maximize", {SET(maximize, 1)}},
-    {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"other numbers for scalars",
      {SET(adamw.lr, 0.003), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
       SET(adamw.weight_decay, 0.0)}},
@@ -208,10 +210,8 @@ static const trial_option normuon_options[] = {
     {"eight steps of Polar Express", {SET(muon.method, TCH_ORTHO_POLAR_EXPRESS), SET(muon.ns_steps, 8)}},
     {"no nesterov", {SET(nesterov, 0)}},
     {"no decay", {SET(weight_decay, 0.0)}},
+    {"cautious decay", {CAUTIOUS}},
     {"original lr", {SET(muon.adjust_lr_fn, TCH_ADJUST_LR_ORIGINAL)}},
-    {"plain lr", {SET(muon.adjust_lr_fn, TCH_ADJUST_LR_PLAIN)}},
-    {"maximize", {SET(maximize, 1)}},
-    {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"much at once",
      {SET(muon.method, TCH_ORTHO_MUON), SET(muon.adjust_lr_fn, TCH_ADJUST_LR_ORIGINAL), SET(nesterov, 0),
       SET(maximize, 1), SET(adamw.lr, 0.003), SET(adamw.beta1, 0.7), SET(adamw.beta2, 0.8), SET(adamw.eps, 0.1),
@@ -229,6 +229,7 @@ static const trial_option shampoo_options[] = {
     {"absolute damping", {SET(numerics.damping, 0.0), SET(eps, 0.05)}},
     {"decoupled decay", {SET(weight_decay, 0.2)}},
     {"l2", {SET(weight_decay, 0.2), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}},
+    {"cautious decay", {CAUTIOUS}},
     {"maximize", {SET(maximize, 1)}},
     {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"momentum", {SET(momentum, 0.8)}},
@@ -270,6 +271,7 @@ static const trial_option kl_shampoo_options[] = {
     {"absolute damping", {SET(numerics.damping, 0.0), SET(eps, 0.05)}},
     {"decoupled decay", {SET(weight_decay, 0.2)}},
     {"l2", {SET(weight_decay, 0.2), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}},
+    {"cautious decay", {CAUTIOUS}},
     {"maximize", {SET(maximize, 1)}},
     {"no merging", {SET(shampoo.merge_dims, 0)}},
     {"vectors too", {SET(shampoo.precondition_1d, 1)}},
@@ -298,6 +300,7 @@ static const trial_option soap_options[] = {
     {"normalized", {SET(soap.normalize_grads, 1)}},
     {"no decay", {SET(weight_decay, 0.0)}},
     {"l2", {SET(weight_decay, 0.2), SET(weight_decay_type, TCH_WEIGHT_DECAY_L2)}},
+    {"cautious decay", {CAUTIOUS}},
     {"maximize", {SET(maximize, 1)}},
     {"amsgrad, which is AdamW's own", {SET(amsgrad, 1)}},
     {"other numbers for scalars",

@@ -133,10 +133,7 @@ LAYERS = {
     "conv2d depthwise": (lambda: nn.Conv2d(4, 8, 3, groups=4, bias=False), numbers(4, 5, 6)),
     "conv2d reflect": (lambda: nn.Conv2d(2, 3, 3, padding=(2, 1), padding_mode="reflect"), numbers(2, 5, 4)),
     "conv2d replicate": (lambda: nn.Conv2d(2, 3, 3, padding=2, padding_mode="replicate"), numbers(2, 5, 4)),
-    "conv2d same reflect": (
-        lambda: nn.Conv2d(2, 3, (2, 4), padding="same", padding_mode="reflect"),
-        numbers(2, 5, 6),
-    ),
+    "conv2d same reflect": (lambda: nn.Conv2d(2, 3, (2, 4), padding="same", padding_mode="reflect"), numbers(2, 5, 6)),
     "conv3d": (lambda: nn.Conv3d(2, 3, (2, 3, 1), stride=(1, 2, 1), padding=(1, 0, 1)), numbers(2, 4, 5, 3)),
     "conv3d groups": (lambda: nn.Conv3d(4, 2, 2, groups=2, padding_mode="circular", padding=1), numbers(4, 3, 3, 3)),
     "embedding": (lambda: nn.Embedding(7, 4), tokens(6)),

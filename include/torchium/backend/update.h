@@ -176,10 +176,18 @@ typedef enum tch_elementwise_kind {
     TCH_ELEMENTWISE_LION = 2
 } tch_elementwise_kind;
 
+/* Weight decay, with u the final direction of the step: the learning rate and `factor` times it is subtracted. */
+typedef enum tch_decay {
+    TCH_DECAY_DECOUPLED = 0, /* p = p (1 - lr weight_decay), before the step */
+    TCH_DECAY_L2 = 1,        /* g = g + weight_decay p, by `gather` and `elementwise`; `apply` decays nothing */
+    TCH_DECAY_CAUTIOUS = 2   /* decoupled, of the elements with u p >= 0 alone */
+} tch_decay;
+
 typedef struct tch_elementwise_rule {
     tch_elementwise_kind kind;
-    int32_t amsgrad, l2; /* AdamW */
-    int32_t nesterov;    /* SGD */
+    tch_decay decay;
+    int32_t amsgrad;  /* AdamW */
+    int32_t nesterov; /* SGD */
 } tch_elementwise_rule;
 
 /* --- numbers of a step ------------------------------------------------------------------------------------------- */
@@ -202,13 +210,13 @@ typedef tch_status tch_advance_op(void *state, int64_t count, tch_clock *const *
 
 /* --- steps ------------------------------------------------------------------------------------------------------- */
 
-/* AdamW as PyTorch defines it: p = p (1 - lr weight_decay); m (state[0]) = beta1 m + (1 - beta1) g; v (state[1]) =
- * beta2 v + (1 - beta2) g^2; p = p - lr factor m / correction1 / (sqrt(v / correction2) + eps), v being the largest so
- * far (state[2]) with amsgrad. l2: weight decay is added to g instead.
+/* As PyTorch defines them, but for the decay: AdamW: p = p (1 - lr weight_decay); m (state[0]) = beta1 m + (1 - beta1)
+ * g; v (state[1]) = beta2 v + (1 - beta2) g^2; p = p - lr factor m / correction1 / (sqrt(v / correction2) + eps), v
+ * being the largest so far (state[2]) with amsgrad.
  *
- * SGD as PyTorch defines it: g = g + weight_decay p; with momentum != 0, buffer (state[0]) = momentum buffer + (1 -
- * dampening) g, or g at the first step of the clock; nesterov: g = g + momentum buffer, else g = buffer; p = p - lr g.
- * state[0] may be NULL, for no momentum.
+ * SGD: with momentum != 0, buffer (state[0]) = momentum buffer + (1 - dampening) g, or g at the first step of the
+ * clock; nesterov: g = g + momentum buffer, else g = buffer; p = p (1 - lr weight_decay) - lr g. state[0] may be NULL,
+ * for no momentum.
  *
  * Lion: c = beta1 m + (1 - beta1) g, m being state[0] as it was; p = p (1 - lr weight_decay) - lr factor sign(c), the
  * sign of 0 and of a NaN being 0; m = beta2 m + (1 - beta2) g. */
@@ -232,16 +240,17 @@ typedef tch_status tch_precondition_op(void *state, const tch_preconditioner *pr
  * times sqrt(correction2) / correction1. `notes` as in `gather`, of block[1], or NULL. */
 typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update, uint32_t *notes);
 /* d = block[1], or block[0] where that is NULL, scaled by the rule; with momentum != 0 and state[2] not NULL, buffer
- * (state[2]) = momentum buffer + d; d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) where
- * `decay` is set; p = p - lr factor d. Where skip is set, norms of these blocks become -1 and nothing else changes. */
+ * (state[2]) = momentum buffer + d; d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) as
+ * `decay` says; p = p - lr factor d. Where skip is set, norms of these blocks become -1 and nothing else changes. */
 typedef tch_status tch_apply_op(void *state, const tch_update *update, tch_block_scale scale,
-                                const double *target_norms, double *norms, int32_t nesterov, int32_t decay);
+                                const double *target_norms, double *norms, int32_t nesterov, tch_decay decay);
 /* NorMuon's step, for blocks of one rectangle each, whose rows are those of the rectangle, or its columns where
  * by_column is set: v (state[1], one number for each row) = beta2 v + (1 - beta2) times the mean of block[0]^2 over the
  * row; d is block[0] with every row divided by sqrt(v) + eps, and 0 where that is 0; norms[block_index] = |d|; p = p (1
- * - lr weight_decay) - lr factor d / |d|, 0 being taken where the norm is 0. Sums are in double and in a fixed order.
- * `parts` has room for one number for every row of all rectangles. */
-typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, double *norms, double *parts);
+ * - lr weight_decay) as `decay` says, less lr factor d / |d|, 0 being taken where the norm is 0. Sums are in double and
+ * in a fixed order. `parts` has room for one number for every row of all rectangles. */
+typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, double *norms, double *parts,
+                                     tch_decay decay);
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------ */
 

@@ -15,7 +15,7 @@ __all__ = ["AdamWArguments", "MemoryArguments", "NumericsArguments"]
 StateDtype = Literal["float32", "bfloat16", "int8"]
 RootMethod = Literal["auto", "eigen", "newton", "rational"]
 Nonfinite = Literal["skip", "raise", "ignore"]
-WeightDecayType = Literal["decoupled", "l2"]
+WeightDecayType = Literal["decoupled", "l2", "cautious"]
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class Common(TypedDict, total=False):
     """Keywords of every optimizer."""
 
     maximize: bool
+    weight_decay_type: WeightDecayType
     foreach: bool | None
     capturable: bool
     differentiable: bool
@@ -161,7 +162,6 @@ class Matrices(Common, total=False):
 
 
 class _Preconditioned(Matrices, total=False):
-    weight_decay_type: WeightDecayType
     merge_dims: bool
     precondition_1d: bool
     refresh_drift: float | None

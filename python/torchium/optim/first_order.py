@@ -27,7 +27,7 @@ class SGD(TorchiumOptimizer):
         lr: learning rate, a number or a tensor of one element.
         momentum: decay rate of the buffer b; 0 allocates no buffer.
         dampening: share of the gradient not added to the buffer.
-        weight_decay: L2 regularization.
+        weight_decay: L2 regularization; `weight_decay_type` may also be 'decoupled' or 'cautious'.
         nesterov: Nesterov momentum.
 
     Examples:
@@ -37,7 +37,9 @@ class SGD(TorchiumOptimizer):
     """
 
     kind = "sgd"
-    _options: ClassVar = Options(*same("momentum", "dampening", convert=number), *same("nesterov"), *COMMON)
+    _options: ClassVar = Options(
+        *same("momentum", "dampening", convert=number), *same("nesterov"), *COMMON, *same(weight_decay_type="l2")
+    )
 
     def __init__(
         self,

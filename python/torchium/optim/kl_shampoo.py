@@ -40,7 +40,8 @@ class KLShampoo(SecondOrder):
         use_bias_correction: of both averages.
         options: also any key of a parameter group:
 
-            - `weight_decay_type`: 'decoupled', or 'l2', added to the gradient;
+            - `weight_decay_type`: 'decoupled', 'l2', added to the gradient, or 'cautious', only where the step reduces
+              |p|;
             - `merge_dims=True`: merge small neighboring dimensions, as those of a convolution;
             - `precondition_1d=False`: precondition vectors;
             - `refresh_drift`: as in `Shampoo`;
@@ -58,7 +59,6 @@ class KLShampoo(SecondOrder):
         *same("use_bias_correction", "packed_factors", "root_method", "root_tolerance"),
         *same("eps", "relative_eps", convert=number),
         *same("root_dtype", convert=dtype_name),
-        *same(weight_decay_type="decoupled"),
         *same("max_preconditioner_dim", struct="shampoo", merge_dims=True, precondition_1d=False, stagger=True),
         *same("precondition_frequency", struct="shampoo", convert=period),
         *same("refresh_drift", struct="shampoo", convert=drift(1.5)),

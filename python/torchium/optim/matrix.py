@@ -28,7 +28,7 @@ from .second_order import SecondOrder
 
 __all__ = ["MatrixOptimizer"]
 
-_READ = {"lr", "weight_decay", "maximize", "nonfinite", "use_adamw"}
+_READ = {"lr", "weight_decay", "weight_decay_type", "maximize", "nonfinite", "use_adamw"}
 _READ |= {"adamw_lr", "adamw_betas", "adamw_eps", "adamw_weight_decay"}
 _STEP = "step"  # the state that this class keeps
 
@@ -69,13 +69,18 @@ class _Piece:
             if name != _STEP and name.endswith(self.suffix)
         }
 
-    def update(self, step: torch.Tensor, decay: Any) -> None:
+    def update(self, step: torch.Tensor, decay: Any, cautious: bool) -> None:
         """Updates the local shard of the parameter."""
+
+        def descend(part: torch.Tensor, step: torch.Tensor) -> None:
+            p = part.to(step.dtype)
+            part.copy_((torch.where(step * p >= 0, p * decay, p) if cautious else p * decay) - step)
+
         shape = self.parameter.shape
         step = step.reshape(*shape[: self.dim], self.rows, *shape[self.dim + 1 :])
         if not is_sharded(self.parameter):
             part = self.parameter.narrow(self.dim, self.start, self.rows)
-            part.copy_(part.to(step.dtype) * decay - step)
+            descend(part, step)
             return
         local = local_tensor(self.parameter)
         for starts, offsets, sizes in self.shards:
@@ -86,8 +91,7 @@ class _Piece:
                 skipped = first - starts[self.dim]
                 here[self.dim] = slice(offsets[self.dim] + skipped, offsets[self.dim] + skipped + size)
                 there[self.dim] = slice(first - self.start, first - self.start + size)
-                part = local[tuple(here)]
-                part.copy_(part.to(step.dtype) * decay - step[tuple(there)])
+                descend(local[tuple(here)], step[tuple(there)])
 
 
 def _matrix_of(shape: Sequence[int]) -> tuple[int, int] | None:
@@ -138,7 +142,7 @@ class MatrixOptimizer(SecondOrder):
         params: a model, of which embeddings and the output layer get AdamW, as `summary()` tells; or parameters, groups
             of them, or `model.named_parameters()`.
         lr: learning rate, a number or a tensor of one element.
-        weight_decay: decoupled weight decay.
+        weight_decay: decoupled weight decay, or of `weight_decay_type='cautious'`.
         adamw: an `AdamWArguments`, or a dictionary of its arguments; its learning rate of None means lr.
         maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
@@ -216,6 +220,8 @@ class MatrixOptimizer(SecondOrder):
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """As in Muon, for its AdamW."""
+        if group["weight_decay_type"] == "l2":
+            raise ValueError("weight_decay_type is 'l2', expected 'decoupled' or 'cautious'")
         return super()._config(group, lr) | {"kind": "muon"}
 
     def _adamw_share(self, group: Group) -> float | None:
@@ -330,7 +336,7 @@ class MatrixOptimizer(SecondOrder):
                 move = torch.empty(piece.count, *piece.sides, dtype=dtype, device=device)
             if piece.group is not None:
                 piece.group.broadcast(move, piece.owner)
-            piece.update(move, decay)
+            piece.update(move, decay, group["weight_decay_type"] == "cautious")
 
     def _directions(
         self,

@@ -195,7 +195,7 @@ COMMON = (
     *(Option(name, None) for name in ("lr", "foreach", "fused")),
     *(Option(name, None, default=False) for name in ("capturable", "differentiable")),
     *same("weight_decay", convert=number),
-    *same("master_weights", "stochastic_rounding", maximize=False),
+    *same("master_weights", "stochastic_rounding", maximize=False, weight_decay_type="decoupled"),
     *same("state_dtype", convert=dtype_name),
     *same("nonfinite", "seed", whole=True),
     *same("memory_budget", convert=or_else(0), whole=True),
@@ -216,7 +216,7 @@ class Options:
 
     def __init__(self, *options: Option) -> None:
         self._options = {option.name: option for option in options}
-        read = [(name, c_name, convert) for name, c_name, convert, *_ in options if c_name is not None]
+        read = [(name, c_name, convert) for name, c_name, convert, *_ in self if c_name is not None]
         self._given = [(name, c_name) for name, c_name, convert in read if convert is as_given]
         self._converted = [row for row in read if row[2] is not as_given]
         # The library's options of a group, and those common to all groups.

@@ -43,7 +43,8 @@ class Shampoo(SecondOrder):
         use_bias_correction: of both averages.
         options: also any key of a parameter group:
 
-            - `weight_decay_type`: 'decoupled', or 'l2', added to the gradient;
+            - `weight_decay_type`: 'decoupled', 'l2', added to the gradient, or 'cautious', only where the step reduces
+              |p|;
             - `merge_dims=True`: merge small adjacent dimensions, such as those of a convolution;
             - `precondition_1d=False`: precondition vectors;
             - `start_preconditioning_step=-1`: use only the grafted method before this step;
@@ -65,7 +66,6 @@ class Shampoo(SecondOrder):
         *same("nesterov", "use_bias_correction", "packed_factors", "root_method", "root_tolerance"),
         *same("eps", "relative_eps", "momentum", convert=number),
         *same("root_dtype", convert=dtype_name),
-        *same(weight_decay_type="decoupled"),
         *same("max_preconditioner_dim", struct="shampoo", merge_dims=True, precondition_1d=False, stagger=True),
         *same(struct="shampoo", start_preconditioning_step=-1, exponent_override=2),
         *same("precondition_frequency", struct="shampoo", convert=period),

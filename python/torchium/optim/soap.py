@@ -39,7 +39,8 @@ class SOAP(SecondOrder):
         use_bias_correction: of Adam's averages.
         options: also any key of a parameter group:
 
-            - `weight_decay_type`: 'decoupled', or 'l2', added to the gradient;
+            - `weight_decay_type`: 'decoupled', 'l2', added to the gradient, or 'cautious', only where the step reduces
+              |p|;
             - `merge_dims=False`: merge small adjacent dimensions, such as those of a convolution;
             - `precondition_1d=False`: precondition vectors;
             - `block=False`: split dimensions larger than `max_preconditioner_dim` into blocks;
@@ -59,7 +60,7 @@ class SOAP(SecondOrder):
     kind = "soap"
     _options: ClassVar = Options(
         Option("betas", ("beta1", "beta2"), pair),
-        *same("use_bias_correction", "packed_factors", weight_decay_type="decoupled"),
+        *same("use_bias_correction", "packed_factors"),
         *same("eps", convert=number),
         *same("max_preconditioner_dim", struct="shampoo", merge_dims=False, precondition_1d=False, stagger=True),
         *same("precondition_frequency", struct="shampoo", convert=period),

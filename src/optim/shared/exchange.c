@@ -136,11 +136,6 @@ static const tchi_part *parts_of(const tchi_list *list)
 
 /* --- gradients to the wire ---------------------------------------------------------------------------------------- */
 
-static bool adds_decay(const tch_optimizer *o, int32_t group)
-{
-    return tchi_adds_decay(o->method->blocks, &tchi_group_at(o, group)->config);
-}
-
 /* Copies gradients of this rank's tensors, of one pair of types, to the wire or, if that is NULL, directly to its
  * tiles. Gradients that are filtered or decayed here are unscaled here too. */
 static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
@@ -160,7 +155,7 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
         if (p->filters) {
             filter = config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA;
         }
-        l2 = adds_decay(o, group) && !p->by_value;
+        l2 = tchi_adds_decay(config) && !p->by_value;
         m.second = p->filters;
         m.update.block_type = p->wire_in;
         m.update.grad_type = grad;
@@ -228,7 +223,7 @@ static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t gr
     return o->shared->rects.count == 0
                ? TCH_OK
                : o->context->backend->update->apply(o->context->state, finish_move(&m), TCH_BLOCK_AS_IS, NULL, NULL, 0,
-                                                    !adds_decay(o, group));
+                                                    (tch_decay)config->weight_decay_type);
 }
 
 static bool is_copied(const copy *c, const tchi_param *p, tch_scalar type)

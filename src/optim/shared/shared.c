@@ -90,7 +90,7 @@ static int64_t base_of(const tch_placement *placement, int32_t rank)
 static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
 {
     const tchi_block_method *blocks = o->method->blocks;
-    bool l2 = tchi_adds_decay(blocks, &tchi_group_at(o, p->group)->config);
+    bool l2 = tchi_adds_decay(&tchi_group_at(o, p->group)->config);
     tch_scalar direction = blocks->direction_type == NULL ? p->real : blocks->direction_type(o->context, p->real);
     p->filters = sharded && blocks->filtered_type != NULL;
     p->by_value = !sharded && tchi_scalar_size(direction) >= tchi_scalar_size(p->type);

@@ -9,14 +9,7 @@ import copy
 
 import pytest
 import torch
-from optim_cases import (
-    assert_same_bits,
-    copies,
-    loss_of,
-    make,
-    small,
-    train,
-)
+from optim_cases import assert_same_bits, copies, loss_of, make, small, train
 
 SCALE = 2.0**10
 

@@ -7,18 +7,7 @@ import math
 import pytest
 import torch
 from grad_cases import Parts
-from kfac_cases import (
-    METHODS,
-    assert_close,
-    assert_same,
-    batch,
-    draw,
-    factors_of_samples,
-    mlp,
-    mse,
-    train,
-    twin,
-)
+from kfac_cases import METHODS, assert_close, assert_same, batch, draw, factors_of_samples, mlp, mse, train, twin
 from torch import nn
 from torchium.optim import KFAC, KFACPreconditioner, NaturalGradient
 

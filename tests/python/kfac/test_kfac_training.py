@@ -11,18 +11,7 @@ import warnings
 
 import pytest
 import torch
-from kfac_cases import (
-    METHODS,
-    assert_close,
-    assert_same,
-    batch,
-    draw,
-    factors_of_samples,
-    mlp,
-    mse,
-    train,
-    twin,
-)
+from kfac_cases import METHODS, assert_close, assert_same, batch, draw, factors_of_samples, mlp, mse, train, twin
 from optim_cases import through_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict

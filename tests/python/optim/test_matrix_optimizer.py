@@ -58,13 +58,14 @@ def steps(optimizer, params, count, first=0):
         optimizer.step()
 
 
-def plain_step(p, gradient, buffer, lr, beta=0.9, weight_decay=0.0, sign=1.0):
+def plain_step(p, gradient, buffer, lr, beta=0.9, weight_decay=0.0, sign=1.0, cautious=False):
     """The same for one matrix, in float64."""
     rows = next((size for size in p.shape if size != 1), 1)
     buffer.mul_(beta).add_(sign * gradient.double())
     flat = buffer.reshape(rows, -1)
     turned = flat / (1e-3 + flat.norm(dim=1, keepdim=True))
-    return p * (1 - lr * weight_decay) - lr * turned.reshape(p.shape)
+    step = lr * turned.reshape(p.shape)
+    return p * (1 - lr * weight_decay * ((step * p >= 0).double() if cautious else 1)) - step
 
 
 # --- trajectories -----------------------------------------------------------------------------------------------------
@@ -76,19 +77,21 @@ def plain_step(p, gradient, buffer, lr, beta=0.9, weight_decay=0.0, sign=1.0):
     [(torch.float32, 1e-5), (torch.float64, 1e-13), (torch.bfloat16, 10 * 2**-8), (torch.float16, 10 * 2**-10)],
 )
 @pytest.mark.parametrize("maximize", [False, True])
-def test_trajectory(device, dtype, bound, maximize):
+@pytest.mark.parametrize("decay", ["decoupled", "cautious"])
+def test_trajectory(device, dtype, bound, maximize, decay):
     params = tensors(dtype=dtype, device=device)
     ours, others = params[:MATRICES], params[MATRICES:]
     expected = [p.detach().double() for p in ours]
     buffers = [torch.zeros_like(p) for p in expected]
     twins = [p.detach().clone().requires_grad_() for p in others]
-    optimizer = Momentum(params, lr=0.1, weight_decay=0.2, adamw_lr=0.01, adamw_betas=(0.8, 0.9), maximize=maximize)
-    adamw = AdamW(twins, lr=0.01, betas=(0.8, 0.9), weight_decay=0.2, maximize=maximize)
+    both = {"weight_decay": 0.2, "weight_decay_type": decay, "maximize": maximize}
+    optimizer = Momentum(params, lr=0.1, adamw_lr=0.01, adamw_betas=(0.8, 0.9), **both)
+    adamw = AdamW(twins, lr=0.01, betas=(0.8, 0.9), **both)
     sign = -1.0 if maximize else 1.0
     for step in range(10):
         set_gradients(params, step)
         for i, p in enumerate(ours):
-            expected[i] = plain_step(expected[i], p.grad, buffers[i], 0.1, weight_decay=0.2, sign=sign)
+            expected[i] = plain_step(expected[i], p.grad, buffers[i], 0.1, 0.9, 0.2, sign, decay == "cautious")
         for twin, p in zip(twins, others, strict=True):
             twin.grad = p.grad.clone()
         optimizer.step()

@@ -115,10 +115,8 @@ NAN, INF = float("nan"), float("inf")
 WRONG = {
     "sgd": {"lr": [-0.5, NAN], "momentum": [-0.25], "weight_decay": [-2]},
     "adamw": {
-        "lr": [-0.5, INF],
-        "betas": [(1.0, 0.9), (0.9, 1.0), (-0.25, 0.9), (0.9,)],
-        "eps": [-0.5],
-        "weight_decay": [-0.5],
+        **{"lr": [-0.5, INF], "betas": [(1.0, 0.9), (0.9, 1.0), (-0.25, 0.9), (0.9,)]},
+        **{"eps": [-0.5], "weight_decay": [-0.5], "weight_decay_type": ["none"]},
     },
     "shampoo": {
         **{"lr": [-0.5], "eps": [-0.5], "precondition_frequency": [0, -3]},

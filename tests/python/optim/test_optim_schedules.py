@@ -28,9 +28,7 @@ SCHEDULERS = {
     "LinearLR": lambda o: lr_scheduler.LinearLR(o, start_factor=0.1, total_iters=8),
     "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, gamma=0.8),
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
-        o,
-        [lr_scheduler.LinearLR(o, 0.1, total_iters=5), lr_scheduler.ExponentialLR(o, 0.9)],
-        milestones=[5],
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=5), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[5]
     ),
     "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS // 2),  # reaches 0 half-way
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(

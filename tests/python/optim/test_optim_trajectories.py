@@ -32,7 +32,7 @@ def test_groups_with_numbers_of_their_own(kind, device):
 # --- options
 
 # An option, a value other than that of `exact`, and the library's names of it if they differ.
-BOTH = [("lr", 0.03), ("weight_decay", 0.5), ("maximize", True)]
+BOTH = [("lr", 0.03), ("weight_decay", 0.5), ("weight_decay_type", "cautious"), ("maximize", True)]
 ADAMW = [("adamw_lr", 0.5), ("adamw_betas", (0.5, 0.6)), ("adamw_eps", 0.1), ("adamw_weight_decay", 0.7)]
 MUON = [("momentum", 0.5), ("nesterov", False), ("ns_steps", 7), ("ns_coefficients", (2.0, -1.5, 0.5)), ("eps", 30.0)]
 OPTIONS = {

@@ -24,8 +24,7 @@ SITE = os.environ.get("TORCHIUM_TEST_SITE")
 PACKAGES = Path(sysconfig.get_path("purelib"))
 
 pytestmark = pytest.mark.skipif(
-    SITE is None and importlib.util.find_spec("scikit_build_core") is None,
-    reason="scikit-build-core is not installed",
+    SITE is None and importlib.util.find_spec("scikit_build_core") is None, reason="scikit-build-core is not installed"
 )
 needs_wheel = pytest.mark.skipif(SITE is not None, reason="a package that was installed without a wheel")
 

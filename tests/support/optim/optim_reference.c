@@ -243,12 +243,27 @@ static void multiply_all(const ref_optim *r, const ref_block *b, bool transpose,
     }
 }
 
+/* What p is multiplied by in a step along u, which is never with L2. */
+static double keep_of(const tch_optim_config *c, double lr, double decay, double u, double p)
+{
+    bool decays = c->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED ||
+                  (c->weight_decay_type == TCH_WEIGHT_DECAY_CAUTIOUS && u * p >= 0.0);
+    return decays ? 1.0 - lr * decay : 1.0;
+}
+
+static void add_l2(const tch_optim_config *c, const ref_block *b, const double *p, double *g)
+{
+    for (int64_t e = 0; e < b->count && c->weight_decay_type == TCH_WEIGHT_DECAY_L2; e++) {
+        g[e] += c->weight_decay * p[e];
+    }
+}
+
 /* --- elementwise methods ----------------------------------------------------------------------------------------- */
 
 /* Hyperparameters of the method itself, or of AdamW for other methods' parameters. */
 static void step_adamw(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
-    bool l2 = c->weight_decay_type == TCH_WEIGHT_DECAY_L2 && !ref_orthogonalizes(c->kind);
+    bool l2 = c->weight_decay_type == TCH_WEIGHT_DECAY_L2;
     bool follows = r->scalar && c->adamw.lr != 0.0;
     bool decays = r->scalar && c->adamw.weight_decay >= 0.0;
     double lr = follows ? c->adamw.lr * c->lr / c->adamw.base_lr : c->lr;
@@ -260,37 +275,40 @@ static void step_adamw(ref_optim *r, const tch_optim_config *c, ref_block *b, do
     double correction2 = 1.0 - pow(beta2, (double)r->step);
     for (int64_t e = 0; e < b->count; e++) {
         g[e] += l2 ? decay * p[e] : 0.0;
-        p[e] *= l2 ? 1.0 : 1.0 - lr * decay;
         b->average[e] = beta1 * b->average[e] + (1.0 - beta1) * g[e];
         b->square[e] = beta2 * b->square[e] + (1.0 - beta2) * g[e] * g[e];
         b->largest[e] = fmax(b->largest[e], b->square[e]);
         double v = c->amsgrad && !r->scalar ? b->largest[e] : b->square[e];
-        p[e] -= lr * b->average[e] / correction1 / (sqrt(v / correction2) + eps);
+        double u = b->average[e] / correction1 / (sqrt(v / correction2) + eps);
+        p[e] = keep_of(c, lr, decay, u, p[e]) * p[e] - lr * u;
     }
 }
 
 static void step_sgd(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
+    add_l2(c, b, p, g);
     for (int64_t e = 0; e < b->count; e++) {
-        double d = g[e] + c->weight_decay * p[e];
+        double d = g[e];
         if (c->momentum != 0.0) {
             b->buffer[e] = r->step == 1 ? d : c->momentum * b->buffer[e] + (1.0 - c->dampening) * d;
             d = c->nesterov ? d + c->momentum * b->buffer[e] : b->buffer[e];
         }
-        p[e] -= c->lr * d;
+        p[e] = keep_of(c, c->lr, c->weight_decay, d, p[e]) * p[e] - c->lr * d;
     }
 }
 
 /* Each step rounds the average at most three times. */
 static void step_lion(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
+    add_l2(c, b, p, g);
     for (int64_t e = 0; e < b->count; e++) {
         double kept = c->beta1 * b->average[e];
         double taken = (1.0 - c->beta1) * g[e];
         double direction = kept + taken;
         double rounding = 4.0 * (double)r->step * r->roundoff * (fabs(kept) + fabs(taken));
-        r->open[e] += fabs(direction) < rounding ? 2.0 * c->lr : 0.0;
-        p[e] -= c->lr * (c->weight_decay * p[e] + (double)((direction > 0.0) - (direction < 0.0)));
+        double u = (double)((direction > 0.0) - (direction < 0.0));
+        r->open[e] += fabs(direction) < rounding ? (2.0 + c->weight_decay * fabs(p[e])) * c->lr : 0.0;
+        p[e] = keep_of(c, c->lr, c->weight_decay, u, p[e]) * p[e] - c->lr * u;
         b->average[e] = c->beta2 * b->average[e] + (1.0 - c->beta2) * g[e];
     }
 }
@@ -405,21 +423,13 @@ static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, 
 
 static void apply(const tch_optim_config *c, ref_block *b, double *p, const double *d)
 {
-    double shrink = c->weight_decay_type == TCH_WEIGHT_DECAY_DECOUPLED ? 1.0 - c->lr * c->weight_decay : 1.0;
     for (int64_t e = 0; e < b->count; e++) {
         double step = d[e];
         if (c->kind == TCH_OPTIM_SHAMPOO && c->momentum != 0.0) {
             b->buffer[e] = c->momentum * b->buffer[e] + d[e];
             step = c->nesterov ? d[e] + c->momentum * b->buffer[e] : b->buffer[e];
         }
-        p[e] = p[e] * shrink - c->lr * step;
-    }
-}
-
-static void add_l2(const tch_optim_config *c, const ref_block *b, const double *p, double *g)
-{
-    for (int64_t e = 0; e < b->count && c->weight_decay_type == TCH_WEIGHT_DECAY_L2; e++) {
-        g[e] += c->weight_decay * p[e];
+        p[e] = keep_of(c, c->lr, c->weight_decay, step, p[e]) * p[e] - c->lr * step;
     }
 }
 
@@ -739,6 +749,7 @@ static void normalize_rows(const ref_optim *r, const tch_optim_config *c, ref_bl
 static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
     double lr = muon_rate(r, c);
+    add_l2(c, b, p, g);
     for (int64_t e = 0; e < b->count; e++) {
         b->average[e] += (1.0 - c->momentum) * (g[e] - b->average[e]);
         g[e] = c->nesterov ? g[e] + c->momentum * (b->average[e] - g[e]) : b->average[e];
@@ -751,7 +762,7 @@ static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
         lr *= norm > 0.0 ? sqrt(fmin(rows, (double)r->count / rows)) / norm : 0.0;
     }
     for (int64_t e = 0; e < b->count; e++) {
-        p[e] = p[e] * (1.0 - c->lr * c->weight_decay) - lr * g[e];
+        p[e] = keep_of(c, c->lr, c->weight_decay, g[e], p[e]) * p[e] - lr * g[e];
     }
 }
 

@@ -8,7 +8,8 @@ typedef struct block_ctx {
     const tch_update *update;
     const tch_gathering *how;
     tch_block_scale scale;
-    int32_t nesterov, decay;
+    int32_t nesterov;
+    tch_decay decay;
     const double *target_norms, *norms;
 } block_ctx;
 
@@ -198,7 +199,7 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
     const tch_hyper *h = ctx->update->hyper;
     const tch_rect *rect = chunk->rect;
     bool momentum = h->momentum != 0.0 && rect->state[2] != NULL;
-    double keep = ctx->decay ? 1.0 - h->lr * h->weight_decay : 1.0;
+    tchi_keep decay = tchi_rule_keep(h, ctx->decay);
     double block_scale = scale_of_block(ctx, rect->block_index);
     tchi_cpu_tile direction;
     tchi_cpu_run run;
@@ -215,13 +216,13 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
             d = run.other;
             scale = 1.0;
         }
-        run.loops->combine(run.n, keep, p, -h->lr * (double)rect->factor * scale, d, p);
+        run.steps->descend(run.n, decay, h->lr * (double)rect->factor * scale, d, p);
         tchi_cpu_run_store_param(&run, p);
     }
 }
 
 tch_status tchi_cpu_apply(void *state, const tch_update *update, tch_block_scale scale, const double *target_norms,
-                          double *norms, int32_t nesterov, int32_t decay)
+                          double *norms, int32_t nesterov, tch_decay decay)
 {
     block_ctx ctx = {.update = update,
                      .scale = scale,

@@ -12,6 +12,7 @@ typedef struct row_ctx {
     const tch_update *update;
     double *norms;
     double *parts; /* of the squared norms, one per row */
+    tch_decay decay;
 } row_ctx;
 
 /* --- moments ---------------------------------------------------------------------------------------------------- */
@@ -135,13 +136,12 @@ static void finish_row_norms(const tch_update *u, const double *parts, double *n
 
 /* Elements [at, at + n) of a run, within one row of the rectangle, starting at its column `col`. The direction is
  * rounded separately, so that it can be sent before it is applied. */
-static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, int64_t col, double norm, const void *d,
-                       void *p)
+static void apply_part(tchi_cpu_run *run, tchi_keep decay, int64_t at, int64_t n, int64_t row, int64_t col, double norm,
+                       const void *d, void *p)
 {
     const tch_update *u = run->update;
     const tch_hyper *h = u->hyper;
     int64_t size = tchi_cpu_size(u->real);
-    double keep = 1.0 - h->lr * h->weight_decay;
     const char *from = (const char *)d + at * size;
     char *to = (char *)p + at * size;
     double divisor = norm;
@@ -152,7 +152,7 @@ static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, in
         divisor *= sqrt(moment_at(u, run->rect, row)) + h->eps;
     }
     run->loops->scale(n, divisor > 0.0 ? 1.0 / divisor : 0.0, from, run->other);
-    run->loops->combine(n, keep, to, -h->lr * run->rect->factor, run->other, to);
+    run->steps->descend(n, decay, h->lr * run->rect->factor, run->other, to);
 }
 
 /* A dense rectangle may be treated as one long row: runs are divided where its rows begin. */
@@ -172,16 +172,16 @@ static void apply_rows_of_chunk(void *argument, const tchi_cpu_chunk *chunk)
             int64_t row = (run.at + at) / rect->stride;
             int64_t col = (run.at + at) % rect->stride;
             int64_t n = rect->cols - col < run.n - at ? rect->cols - col : run.n - at;
-            apply_part(&run, at, n, row, col, norm, d, p);
+            apply_part(&run, tchi_rule_keep(ctx->update->hyper, ctx->decay), at, n, row, col, norm, d, p);
             at += n;
         }
         tchi_cpu_run_store_param(&run, p);
     }
 }
 
-tch_status tchi_cpu_apply_rows(void *state, const tch_update *update, double *norms, double *parts)
+tch_status tchi_cpu_apply_rows(void *state, const tch_update *update, double *norms, double *parts, tch_decay decay)
 {
-    row_ctx ctx = {update, norms, parts};
+    row_ctx ctx = {update, norms, parts, decay};
     int64_t rows = 0;
     double work = 0;
     for (int64_t k = 0; k < update->count; k++) {

@@ -9,9 +9,14 @@ typedef struct step_ctx {
     const tch_elementwise_rule *rule;
 } step_ctx;
 
+static const void *gradient_of(const step_ctx *ctx, tchi_cpu_run *run, const void *p)
+{
+    return tchi_cpu_run_gradient(run, ctx->rule->decay == TCH_DECAY_L2 ? p : NULL, ctx->update->hyper->weight_decay);
+}
+
 /* --- AdamW ------------------------------------------------------------------------------------------------------ */
 
-static tchi_cpu_adamw_numbers adamw_numbers(const tch_hyper *h, const tch_rect *rect, int32_t l2)
+static tchi_cpu_adamw_numbers adamw_numbers(const tch_hyper *h, const tch_rect *rect, tch_decay decay)
 {
     return (tchi_cpu_adamw_numbers){
         .keep1 = h->beta1,
@@ -20,7 +25,7 @@ static tchi_cpu_adamw_numbers adamw_numbers(const tch_hyper *h, const tch_rect *
         .take2 = 1.0 - h->beta2,
         .root = 1.0 / sqrt(rect->clock->correction2),
         .eps = h->eps,
-        .decay = l2 ? 1.0 : 1.0 - h->lr * h->weight_decay,
+        .decay = tchi_rule_keep(h, decay),
         .step = h->lr * (double)rect->factor / rect->clock->correction1,
     };
 }
@@ -29,12 +34,12 @@ static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const step_ctx *ctx = argument;
     const tch_hyper *hyper = ctx->update->hyper;
-    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->rect, ctx->rule->l2);
+    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->rect, ctx->rule->decay);
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
-        const void *g = tchi_cpu_run_gradient(&run, ctx->rule->l2 ? p : NULL, hyper->weight_decay);
+        const void *g = gradient_of(ctx, &run, p);
         run.steps->adamw(run.n, &numbers, p, g, tchi_cpu_run_moment(&run, 0), tchi_cpu_run_moment(&run, 1),
                          ctx->rule->amsgrad ? tchi_cpu_run_state(&run, 2) : NULL);
         tchi_cpu_run_store_moments(&run, TCHI_CODE_ADAMW);
@@ -65,31 +70,32 @@ static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const step_ctx *ctx = argument;
     const tch_hyper *hyper = ctx->update->hyper;
+    tchi_keep decay = tchi_rule_keep(hyper, ctx->rule->decay);
     bool momentum = hyper->momentum != 0.0 && chunk->rect->state[0] != NULL;
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
-        const void *g = tchi_cpu_run_gradient(&run, p, hyper->weight_decay);
+        const void *g = gradient_of(ctx, &run, p);
         const void *d = momentum ? apply_sgd_momentum(&run, g, ctx->rule->nesterov) : g;
         if (momentum) {
             tchi_cpu_run_store_moments(&run, TCHI_CODE_SGD);
         }
-        run.loops->combine(run.n, 1.0, p, -hyper->lr * (double)chunk->rect->factor, d, p);
+        run.steps->descend(run.n, decay, hyper->lr * (double)chunk->rect->factor, d, p);
         tchi_cpu_run_store_param(&run, p);
     }
 }
 
 /* --- Lion ------------------------------------------------------------------------------------------------------- */
 
-static tchi_cpu_lion_numbers lion_numbers(const tch_hyper *h, const tch_rect *rect)
+static tchi_cpu_lion_numbers lion_numbers(const tch_hyper *h, const tch_rect *rect, tch_decay decay)
 {
     return (tchi_cpu_lion_numbers){
         .keep1 = h->beta1,
         .take1 = 1.0 - h->beta1,
         .keep2 = h->beta2,
         .take2 = 1.0 - h->beta2,
-        .decay = 1.0 - h->lr * h->weight_decay,
+        .decay = tchi_rule_keep(h, decay),
         .step = h->lr * (double)rect->factor,
     };
 }
@@ -97,12 +103,12 @@ static tchi_cpu_lion_numbers lion_numbers(const tch_hyper *h, const tch_rect *re
 static void lion_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const step_ctx *ctx = argument;
-    tchi_cpu_lion_numbers numbers = lion_numbers(ctx->update->hyper, chunk->rect);
+    tchi_cpu_lion_numbers numbers = lion_numbers(ctx->update->hyper, chunk->rect, ctx->rule->decay);
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
-        const void *g = tchi_cpu_run_gradient(&run, NULL, 0.0);
+        const void *g = gradient_of(ctx, &run, p);
         run.steps->lion(run.n, &numbers, p, g, tchi_cpu_run_moment(&run, 0));
         tchi_cpu_run_store_moments(&run, TCHI_CODE_LION);
         tchi_cpu_run_store_param(&run, p);

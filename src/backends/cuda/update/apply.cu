@@ -5,10 +5,11 @@
  *         buffer = momentum * buffer + d;
  *         d = nesterov ? momentum * buffer + d : buffer;
  *     }
- *     p = (decay ? 1 - lr * weight_decay : 1) * p - lr * factor * d;
+ *     p = (decays ? 1 - lr * weight_decay : 1) * p - lr * factor * d;  // cautious: decays where d * p >= 0
  *
- *     p = (1 - lr * weight_decay) * p - lr * factor * block / (sqrt(v of the row) + eps) / norm;  // NorMuon: rows.cu
- * */
+ * where for NorMuon d = block / (sqrt(v of the row) + eps) / norm: rows.cu. */
+#include "backends/rules.h"
+
 #include "updates.cuh"
 
 /* Arguments of the call. */
@@ -16,13 +17,14 @@ typedef struct apply_rules {
     tch_block_scale scale;
     const double *target_norms;
     double *norms;
-    int nesterov, decay;
+    int nesterov;
+    tch_decay decay;
 } apply_rules;
 
 template <typename real> struct apply_numbers {
-    real scale; /* of the direction; of rows 1 / norm: it is rounded before the step, like one that is sent */
-    real keep;  /* buffer = keep buffer + d */
-    real decay; /* p = decay p - step d */
+    real scale;          /* of the direction; of rows 1 / norm: it is rounded before the step, like one that is sent */
+    real keep;           /* buffer = keep buffer + d */
+    real along, against; /* p = along p - step d where d p >= 0 */
     real step;
     real eps; /* of rows: d = scale block / (sqrt(v) + eps) */
     int momentum, skip;
@@ -48,7 +50,9 @@ static __device__ apply_numbers<real> numbers_of(const tchi_cuda_rects &list, co
     apply_numbers<real> n;
     n.scale = by_rows ? (norm > 0.0 ? (real)(1.0 / norm) : (real)0) : (real)scale_of(rules, rect.block_index);
     n.keep = (real)h->momentum;
-    n.decay = rules.decay ? (real)(1.0 - h->lr * h->weight_decay) : (real)1;
+    const tchi_keep keep = tchi_rule_keep(h, rules.decay);
+    n.along = (real)keep.along;
+    n.against = (real)keep.against;
     n.step = (real)(h->lr * rect.factor);
     n.eps = (real)h->eps;
     n.momentum = !by_rows && rect.data[TCHI_CUDA_STATE_2] != NULL && h->momentum != 0.0;
@@ -124,7 +128,9 @@ static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> 
                 *kept = fma(numbers.keep, *kept, direction);
                 direction = rules.nesterov ? fma(numbers.keep, *kept, direction) : *kept;
             }
-            p.at[s].v[k] = fma(numbers.decay, p.at[s].v[k], -(numbers.step * direction));
+            real was = p.at[s].v[k];
+            p.at[s].v[k] =
+                fma(direction * was >= 0 ? numbers.along : numbers.against, was, -(numbers.step * direction));
         }
     }
     if (numbers.momentum) {
@@ -155,7 +161,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVE
 }
 
 tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *target_norms,
-                           double *norms, int32_t nesterov, int32_t decay)
+                           double *norms, int32_t nesterov, tch_decay decay)
 {
     return tchi_cuda_launch_update<apply_rules>(state, update, TCHI_CUDA_BLOCKS, "apply",
                                                 {apply_kernel<double, false>, apply_kernel<float, false>,
@@ -164,11 +170,11 @@ tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scal
                                                 {scale, target_norms, norms, nesterov, decay});
 }
 
-tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, double *norms, double *parts)
+tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, double *norms, double *parts, tch_decay decay)
 {
     TCHI_TRY(tchi_cuda_row_moments(state, update, norms, parts));
     return tchi_cuda_launch_update<apply_rules>(
         state, update, TCHI_CUDA_ROWS, "apply_rows",
         {apply_kernel<double, true>, apply_kernel<float, true>, apply_even_kernel<TCHI_CUDA_SHORT, true>},
-        {TCH_BLOCK_AS_IS, NULL, norms, 0, 1});
+        {TCH_BLOCK_AS_IS, NULL, norms, 0, decay});
 }

@@ -2,37 +2,40 @@
  * block reduces hyperparameters and clock, in double, to the numbers that the others need while all loads are in
  * flight.
  *
- *     g = grad / grad_scale + (l2 ? weight_decay * p : 0);    // AdamW
- *     m = beta1 * m + (1 - beta1) * g;
- *     v = beta2 * v + (1 - beta2) * g * g;
- *     largest = max(largest, v);                              // amsgrad, in the place of v below
- *     p = (l2 ? 1 : 1 - lr * weight_decay) * p;
- *     p -= lr * factor * (m / correction1) / (sqrt(v / correction2) + eps);
+ *     g = grad / grad_scale + (l2 ? weight_decay * p : 0);
  *
- *     g = grad / grad_scale + weight_decay * p;               // SGD
+ *     m = beta1 * m + (1 - beta1) * g;
+ *     v = beta2 * v + (1 - beta2) * g * g;                    // AdamW
+ *     largest = max(largest, v);                              // amsgrad, in the place of v below
+ *     u = (m / correction1) / (sqrt(v / correction2) + eps);
+ *
  *     if (momentum != 0) {
- *         buffer = first step ? g : momentum * buffer + (1 - dampening) * g;
+ *         buffer = first step ? g : momentum * buffer + (1 - dampening) * g;    // SGD
  *         g = nesterov ? momentum * buffer + g : buffer;
  *     }
- *     p -= lr * factor * g;
+ *     u = g;
  *
  *     c = beta1 * m + (1 - beta1) * g;                        // Lion
- *     p = (1 - lr * weight_decay) * p - lr * factor * sign(c);
- *     m = beta2 * m + (1 - beta2) * g; */
+ *     u = sign(c);
+ *     m = beta2 * m + (1 - beta2) * g;
+ *
+ *     p = (l2 ? 1 : 1 - lr * weight_decay) * p - lr * factor * u;    // cautious: decays where u * p >= 0 */
+#include "backends/rules.h"
+
 #include "moments.cuh"
 
 template <typename real> struct step_numbers {
-    real divisor;      /* of gradients */
-    real keep1, take1; /* keep1 m + take1 g: AdamW's m, SGD's buffer, Lion's direction */
-    real keep2, take2; /* AdamW: v = keep2 v + take2 g^2, Lion: m = keep2 m + take2 g */
-    real root, eps;    /* of AdamW's divisor, root sqrt(v) + eps; root of 1 / correction2 */
-    real l2;           /* g = g + l2 p */
-    real decay, step;  /* p = decay p - step times the direction */
+    real divisor;              /* of gradients */
+    real keep1, take1;         /* keep1 m + take1 g: AdamW's m, SGD's buffer, Lion's direction */
+    real keep2, take2;         /* AdamW: v = keep2 v + take2 g^2, Lion: m = keep2 m + take2 g */
+    real root, eps;            /* of AdamW's divisor, root sqrt(v) + eps; root of 1 / correction2 */
+    real l2;                   /* g = g + l2 p */
+    real along, against, step; /* p = along p - step u where u p >= 0 */
     int momentum, first, skip;
 };
 
 template <typename real>
-static __device__ step_numbers<real> betas_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
+static __device__ step_numbers<real> betas_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect, tch_decay decay)
 {
     const tch_hyper *h = list.hyper;
     step_numbers<real> n = {};
@@ -41,7 +44,10 @@ static __device__ step_numbers<real> betas_of(const tchi_cuda_rects &list, const
     n.take1 = (real)(1.0 - h->beta1);
     n.keep2 = (real)h->beta2;
     n.take2 = (real)(1.0 - h->beta2);
-    n.decay = (real)(1.0 - h->lr * h->weight_decay);
+    const tchi_keep keep = tchi_rule_keep(h, decay);
+    n.along = (real)keep.along;
+    n.against = (real)keep.against;
+    n.l2 = decay == TCH_DECAY_L2 ? (real)h->weight_decay : (real)0;
     n.step = (real)(h->lr * rect.factor);
     n.momentum = 1;
     n.skip = tchi_cuda_skips(list);
@@ -53,17 +59,15 @@ static __device__ step_numbers<real> betas_of(const tchi_cuda_rects &list, const
 template <bool amsgrad_> struct adamw {
     static constexpr tchi_code_use use = TCHI_CODE_ADAMW;
     static constexpr bool amsgrad = amsgrad_, has_squares = true, always_buffered = true;
-    int l2;
+    tch_decay decay;
 
     template <typename real>
     __device__ step_numbers<real> numbers(const tchi_cuda_rects &list, const tchi_cuda_rect &rect) const
     {
         const tch_hyper *h = list.hyper;
-        step_numbers<real> n = betas_of<real>(list, rect);
+        step_numbers<real> n = betas_of<real>(list, rect, decay);
         n.root = (real)sqrt(1.0 / rect.clock->correction2);
         n.eps = (real)h->eps;
-        n.l2 = l2 ? (real)h->weight_decay : (real)0;
-        n.decay = l2 ? (real)1 : n.decay;
         n.step = (real)(h->lr * rect.factor / rect.clock->correction1);
         return n;
     }
@@ -80,21 +84,21 @@ template <bool amsgrad_> struct adamw {
             square = largest >= square ? largest : square; /* a NaN is the largest */
             largest = square;
         }
-        p = fma(n.decay, p, -(n.step * m / fma(n.root, sqrt(square), n.eps)));
+        p = fma(m * p >= 0 ? n.along : n.against, p, -(n.step * m / fma(n.root, sqrt(square), n.eps)));
     }
 };
 
 struct sgd {
     static constexpr tchi_code_use use = TCHI_CODE_SGD;
     static constexpr bool amsgrad = false, has_squares = false, always_buffered = false;
+    tch_decay decay;
     int nesterov;
 
     template <typename real>
     __device__ step_numbers<real> numbers(const tchi_cuda_rects &list, const tchi_cuda_rect &rect) const
     {
         const tch_hyper *h = list.hyper;
-        step_numbers<real> n = betas_of<real>(list, rect);
-        n.l2 = (real)h->weight_decay;
+        step_numbers<real> n = betas_of<real>(list, rect, decay);
         n.keep1 = (real)h->momentum;
         n.take1 = (real)(1.0 - h->dampening);
         n.momentum = rect.data[TCHI_CUDA_STATE_0] != NULL && h->momentum != 0.0;
@@ -111,28 +115,30 @@ struct sgd {
             buffer = n.first ? g : fma(n.keep1, buffer, n.take1 * g);
             g = nesterov ? fma(n.keep1, buffer, g) : buffer;
         }
-        p = fma(-n.step, g, p);
+        p = fma(-n.step, g, (g * p >= 0 ? n.along : n.against) * p);
     }
 };
 
 struct lion {
     static constexpr tchi_code_use use = TCHI_CODE_LION;
     static constexpr bool amsgrad = false, has_squares = false, always_buffered = true;
+    tch_decay decay;
 
     template <typename real>
     __device__ step_numbers<real> numbers(const tchi_cuda_rects &list, const tchi_cuda_rect &rect) const
     {
-        return betas_of<real>(list, rect);
+        return betas_of<real>(list, rect, decay);
     }
 
     /* A NaN is neither above 0 nor below it. */
     template <typename real>
-    __device__ inline void update(const step_numbers<real> &n, real &p, real g, real &m, real &, real &) const
+    __device__ inline void update(const step_numbers<real> &n, real &p, real grad, real &m, real &, real &) const
     {
+        real g = n.l2 != 0 ? fma(n.l2, p, grad) : grad;
         real direction = fma(n.keep1, m, n.take1 * g);
         real step = direction > 0 ? n.step : direction < 0 ? -n.step : (real)0;
         m = fma(n.keep2, m, n.take2 * g);
-        p = fma(n.decay, p, -step);
+        p = fma(step * p >= 0 ? n.along : n.against, p, -step);
     }
 };
 
@@ -209,11 +215,11 @@ tch_status tchi_cuda_elementwise(void *state, const tch_update *update, const tc
     switch (rule->kind) {
     case TCH_ELEMENTWISE_ADAMW:
         return rule->amsgrad && update->moments == TCH_MOMENTS_REAL
-                   ? launch_step(state, update, "adamw", adamw<true>{rule->l2})
-                   : launch_step(state, update, "adamw", adamw<false>{rule->l2});
+                   ? launch_step(state, update, "adamw", adamw<true>{rule->decay})
+                   : launch_step(state, update, "adamw", adamw<false>{rule->decay});
     case TCH_ELEMENTWISE_SGD:
-        return launch_step(state, update, "sgd", sgd{rule->nesterov});
+        return launch_step(state, update, "sgd", sgd{rule->decay, rule->nesterov});
     default:
-        return launch_step(state, update, "lion", lion{});
+        return launch_step(state, update, "lion", lion{rule->decay});
     }
 }

@@ -7,6 +7,7 @@
 
 #include <torchium/backend.h>
 
+#include "backends/rules.h"
 #include "core/codes.h"
 
 /* Hyperparameters and step count of AdamW, reduced to what the loop needs. */
@@ -15,7 +16,7 @@ typedef struct tchi_cpu_adamw_numbers {
     double keep2, take2; /* v = keep2 v + take2 g^2 */
     double root;         /* of 1 / correction2 */
     double eps;
-    double decay; /* p = decay p - step m / (root sqrt(v) + eps) */
+    tchi_keep decay; /* p = decay p - step m / (root sqrt(v) + eps) */
     double step;
 } tchi_cpu_adamw_numbers;
 
@@ -23,7 +24,7 @@ typedef struct tchi_cpu_adamw_numbers {
 typedef struct tchi_cpu_lion_numbers {
     double keep1, take1; /* c = keep1 m + take1 g */
     double keep2, take2; /* m = keep2 m + take2 g */
-    double decay;        /* p = decay p - step sign(c) */
+    tchi_keep decay;     /* p = decay p - step sign(c) */
     double step;
 } tchi_cpu_lion_numbers;
 
@@ -41,6 +42,8 @@ typedef struct tchi_cpu_steps {
     /* `largest` is NULL, or the largest v so far, which replaces v in the last formula */
     void (*adamw)(int64_t n, const tchi_cpu_adamw_numbers *c, void *p, const void *g, void *m, void *v, void *largest);
     void (*lion)(int64_t n, const tchi_cpu_lion_numbers *c, void *p, const void *g, void *m);
+    /* p = decay p - step u */
+    void (*descend)(int64_t n, tchi_keep decay, double step, const void *u, void *p);
     /* v = keep v + take x^2 */
     void (*square)(int64_t n, double keep, double take, const void *x, void *v);
     /* out = factor x / (root sqrt(v) + eps) */

@@ -27,7 +27,8 @@ static inline __attribute__((always_inline)) void adamw_loop(int64_t n, const tc
                                                              const REAL *g, REAL *m, REAL *v, REAL *largest)
 {
     const REAL keep1 = (REAL)c->keep1, take1 = (REAL)c->take1, keep2 = (REAL)c->keep2, take2 = (REAL)c->take2;
-    const REAL root = (REAL)c->root, eps = (REAL)c->eps, decay = (REAL)c->decay, step = (REAL)c->step;
+    const REAL root = (REAL)c->root, eps = (REAL)c->eps, step = (REAL)c->step;
+    const REAL along = (REAL)c->decay.along, against = (REAL)c->decay.against;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
         REAL mean = keep1 * m[i] + take1 * g[i];
@@ -38,7 +39,7 @@ static inline __attribute__((always_inline)) void adamw_loop(int64_t n, const tc
             square = largest[i] >= square ? largest[i] : square; /* NaN propagates */
             largest[i] = square;
         }
-        p[i] = decay * p[i] - step * mean / (root * REAL_SQRT(square) + eps);
+        p[i] = (mean * p[i] >= 0 ? along : against) * p[i] - step * mean / (root * REAL_SQRT(square) + eps);
     }
 }
 
@@ -55,7 +56,7 @@ static void adamw(int64_t n, const tchi_cpu_adamw_numbers *c, void *p, const voi
 static void lion(int64_t n, const tchi_cpu_lion_numbers *c, void *p_data, const void *g_data, void *m_data)
 {
     const REAL keep1 = (REAL)c->keep1, take1 = (REAL)c->take1, keep2 = (REAL)c->keep2, take2 = (REAL)c->take2;
-    const REAL decay = (REAL)c->decay, step = (REAL)c->step;
+    const REAL along = (REAL)c->decay.along, against = (REAL)c->decay.against, step = (REAL)c->step;
     REAL *p = p_data;
     const REAL *g = g_data;
     REAL *m = m_data;
@@ -64,8 +65,20 @@ static void lion(int64_t n, const tchi_cpu_lion_numbers *c, void *p_data, const 
         REAL direction = keep1 * m[i] + take1 * g[i];
         REAL up = direction > 0 ? step : 0;
         REAL down = direction < 0 ? step : 0;
+        REAL u = up - down;
         m[i] = keep2 * m[i] + take2 * g[i];
-        p[i] = decay * p[i] - (up - down);
+        p[i] = (u * p[i] >= 0 ? along : against) * p[i] - u;
+    }
+}
+
+static void descend(int64_t n, tchi_keep decay, double step, const void *u_data, void *p_data)
+{
+    const REAL along = (REAL)decay.along, against = (REAL)decay.against, s = (REAL)step;
+    const REAL *u = u_data;
+    REAL *p = p_data;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        p[i] = (u[i] * p[i] >= 0 ? along : against) * p[i] - s * u[i];
     }
 }
 
@@ -272,7 +285,7 @@ static void encode_signed(int64_t n, tchi_code_use use, const float *x, const ui
 
 #define STEPS_TABLE                                                                                                    \
     {                                                                                                                  \
-        .divide = divide, .adamw = adamw, .lion = lion, .divide_by_roots = divide_by_roots,                            \
+        .divide = divide, .adamw = adamw, .lion = lion, .descend = descend, .divide_by_roots = divide_by_roots,        \
         .add_squares = add_squares, .square = square, .whiten = whiten, .transpose = transpose,                        \
         .round_at_random = round_at_random, .random_words = random_words, .cut = cut, .decode = decode,                \
         .encode_squares = encode_squares, .encode_signed = encode_signed,                                              \
