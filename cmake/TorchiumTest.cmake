@@ -81,10 +81,13 @@ if(NOT TARGET thread_tests)
     add_custom_target(thread_tests)
 endif()
 
-# torchium_test(NAME [INTERNAL] [DEVICES] [LABELS label...] [SUPPORT file.c...] [SOURCES more.c...] [TIMEOUT seconds]): see
-# tests/CMakeLists.txt.
+# torchium_test(NAME [INTERNAL] [DEVICES] [NUMERICAL] [LABELS label...] [SUPPORT file.c...] [SOURCES more.c...] [TIMEOUT
+# seconds]): see tests/CMakeLists.txt.
 function(torchium_test name)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL;DEVICES" "TIMEOUT" "LABELS;SUPPORT;SOURCES")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL;DEVICES;NUMERICAL" "TIMEOUT" "LABELS;SUPPORT;SOURCES")
+    if(arg_NUMERICAL AND TORCHIUM_SANITIZE)
+        return()
+    endif()
     set(internal)
     if(arg_INTERNAL)
         set(internal INTERNAL)

@@ -273,6 +273,9 @@ TEST(norms_of_what_cancels)
         c.context = *state;
         c.dtype = dtypes[k % 4];
         c.rounded = k / 4 % 2 == 0;
+        if (c.rounded && test_on_cpu()) {
+            continue; /* for GPUs */
+        }
         c.bias = i % 2;
         c.stream = (c.bias ? 1400 : 1300) + k;
         test_case("case %zu, %s, rounded %d, bias %d", k / 8, tch_dtype_name(c.dtype), (int)c.rounded, (int)c.bias);
