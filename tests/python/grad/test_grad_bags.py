@@ -107,15 +107,6 @@ def test_few_bags(mode, lengths, device):
         assert cases.error(p.grad_sample.sum(0), p.grad) < cases.BOUND64
 
 
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_indices_and_half_weights(index, device):
-    model = nn.EmbeddingBag(ROWS, WIDTH, mode="mean").to(device)
-    tokens, offsets, _ = flat_batch(device)
-    y = torch.randn(len(LENGTHS), WIDTH, device=device)
-    expected = reference(model, single_bags(tokens, offsets, None, False), y)
-    cases.check_all(model, expected, (tokens.to(index), offsets.to(index)), y, cases.BOUND32)
-
-
 def test_a_bag_tied_to_a_head(device):
     bag = nn.EmbeddingBag(ROWS, WIDTH, mode="sum")
     head = cases.with_weight(nn.Linear(WIDTH, ROWS, bias=False), bag.weight)

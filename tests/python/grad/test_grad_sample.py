@@ -185,16 +185,6 @@ def test_copies_are_their_own(device):
     assert cases.error(pickle.loads(pickle.dumps(model))(x), model(x)) < 1e-12
 
 
-def test_changed_batch_size(device):
-    model, x, y = cases.make("conv net", 6, torch.float64, device)
-    expected = cases.reference(model, x, y)
-    wrapped = torchium.GradSampleModule(model)
-    for size in (6, 2, 1, 4):
-        wrapped.zero_grad()
-        cases.loss_of(wrapped(x[:size]), y[:size]).mean().backward()
-        cases.check(model, {name: g[:size] for name, g in expected.items()}, cases.BOUND64)
-
-
 def test_two_passes_before_one_backward(device):
     """A sample's loss may depend on two outputs of the model."""
     model, x, y = cases.make("linear", 3, torch.float64, device)
@@ -296,17 +286,3 @@ def test_states_with_the_samples_in_another_dimension(layers, width, device):
         wrapped.zero_grad()
         cases.loss_of(wrapped(x), y).mean().backward()
         cases.check(model, expected, cases.BOUND64)
-
-
-@pytest.mark.parametrize("layout", ["channels_last", "transposed", "expanded"])
-def test_layouts(layout, device):
-    model = nn.Conv2d(3, 4, 3, padding=1).double().to(device)
-    x = torch.randn(2, 3, 6, 5, dtype=torch.float64, device=device)
-    if layout == "channels_last":
-        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-    elif layout == "transposed":
-        x = x.transpose(2, 3)
-    else:
-        x = x[:1].expand(2, -1, -1, -1)
-    y = torch.randn_like(model(x).detach())
-    cases.check_all(model, cases.reference(model, x, y), (x,), y)

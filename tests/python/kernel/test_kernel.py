@@ -58,24 +58,6 @@ def test_grids_and_blocks(axpy, device, n, grid, block):
     assert torch.allclose(y, expected, rtol=1e-14, atol=1e-14)
 
 
-def test_three_dimensions_and_shared_memory(device):
-    kernel = torchium.kernel(
-        """__global__ void places(int *out)
-        {
-            extern __shared__ int tile[];
-            int b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-            int t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-            tile[23 - t] = b * 1000 + t;
-            __syncthreads();
-            out[b * 24 + t] += tile[23 - t];
-        }"""
-    )
-    out = torch.zeros(24 * 24, dtype=torch.int32, device=device)
-    kernel((2, 3, 4), (4, 3, 2), (out,), shared_mem=96)
-    expected = (torch.arange(24)[:, None] * 1000 + torch.arange(24)).flatten().int()
-    assert torch.equal(out.cpu(), expected)
-
-
 def test_structs_by_value(device):
     class Line(ctypes.Structure):
         _fields_ = (("slope", ctypes.c_float), ("start", ctypes.c_double), ("count", ctypes.c_int))
@@ -448,18 +430,6 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     run_python("-c", program)
-
-
-def test_torch_compile_leaves_it_alone(halve, device):
-    torch._dynamo.reset()
-
-    def step(x):
-        y = x + 1
-        halve(1, 256, (y, y.numel()))
-        return y * 2
-
-    x = torch.randn(100, device=device)
-    assert torch.allclose(torch.compile(step, backend="eager")(x), x + 1)
 
 
 @pytest.mark.gpu

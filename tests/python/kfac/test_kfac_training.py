@@ -86,27 +86,6 @@ def test_loss_scaling(device, cls, options, growth):
         assert_close(q, p.detach().double().cpu(), 1e-5 if cls is KFAC else 1e-4)
 
 
-def test_a_step_that_the_scaler_finds_infinite_is_skipped(device):
-    model = mlp(device, torch.float32)
-    scaler = torch.amp.GradScaler(device, init_scale=8.0)
-    optimizer = KFAC(model, lr=0.05, factor_update_steps=1, inv_update_steps=1, grad_scaler=scaler)
-    for step in range(4):
-        x, y = batch(model, 8, step)
-        before = [p.detach().clone() for p in model.parameters()]
-        factors = copy.deepcopy(optimizer.preconditioner.state_dict()["layers"])
-        optimizer.zero_grad()
-        scaler.scale(mse(model(x), y) * (math.inf if step == 2 else 1.0)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        if step == 2:
-            assert_same(before, [p.detach() for p in model.parameters()])
-            for name, state in optimizer.preconditioner.state_dict()["layers"].items():
-                assert torch.equal(state["output_factor"], factors[name]["output_factor"])
-    assert scaler.get_scale() == 4.0
-    assert optimizer.stats()["skipped"] == 1 and optimizer.stats()["rejected"] == 3
-    assert all(p.isfinite().all() for p in model.parameters())
-
-
 def test_a_scaler_that_it_does_not_know_is_refused():
     model = mlp(dtype=torch.float32)
     optimizer = KFAC(model)
@@ -139,25 +118,6 @@ def test_a_gradient_that_is_not_finite_reaches_nothing(device, make, value):
     assert all(p.isfinite().all() for p in after)
 
 
-def test_autocast_and_half_models(device):
-    for half in (False, True):
-        torch.manual_seed(0)
-        model = mlp(device, torch.bfloat16 if half else torch.float32, sizes=(5, 16, 3))
-        optimizer = KFAC(model, lr=0.05, damping=0.01, factor_update_steps=1, inv_update_steps=5)
-        x, y = batch(model, 32)
-        losses = []
-        for _ in range(30):
-            optimizer.zero_grad()
-            with torch.autocast(device, torch.bfloat16, enabled=not half):
-                loss = mse(model(x).float(), y.float())
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < 0.9 * losses[0], f"half {half}: {losses}"
-        for state in optimizer.preconditioner.state_dict()["layers"].values():
-            assert state["input_factor"].dtype == torch.float32
-
-
 def test_a_closure_and_a_schedule(device):
     model = mlp(device)
     optimizer = KFAC(model, lr=0.05, factor_update_steps=1, inv_update_steps=1)
@@ -176,20 +136,6 @@ def test_a_closure_and_a_schedule(device):
         schedule.step()
     assert losses[-1] < losses[0] and optimizer.param_groups[0]["lr"] == 0.05 * 0.5**5
     assert optimizer.stats()["steps"] == 5 and optimizer.stats()["observations"] == 15
-
-
-def test_batches_of_any_size(device):
-    """None, one, and more than before."""
-    model = mlp(device)
-    optimizer = KFAC(model, lr=0.01, factor_update_steps=1, inv_update_steps=1)
-    for size in (8, 1, 13):
-        train(model, optimizer, 1, size=size)
-    before = optimizer.preconditioner.state_dict()["layers"]["0"]["input_factor"].clone()
-    optimizer.zero_grad()
-    model(torch.empty(0, 5, device=device, dtype=torch.float64)).sum().backward()
-    optimizer.step()
-    assert torch.equal(before, optimizer.preconditioner.state_dict()["layers"]["0"]["input_factor"])
-    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_passes_that_are_not_looked_at(device):

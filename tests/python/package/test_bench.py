@@ -132,57 +132,6 @@ def test_the_table_of_targets(tmp_path, monkeypatch):
     assert len(found["memory"]) == 5 and len(found["calls"]) == 36 and len(found["steps"]) == 5
 
 
-# --- the text ---------------------------------------------------------------------------------------------------------
-
-
-def test_text_has_an_order_and_no_text_twice(tmp_path):
-    """Independent of the folder's location; a part of it is its beginning."""
-    from lm import text
-
-    for root in ("a", "elsewhere/a"):
-        for k in range(200):
-            path = tmp_path / root / f"part{k % 3}" / f"file{k}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"x = {k}\n" * 20)
-    (tmp_path / "a" / "again.py").write_text("x = 7\n" * 20)
-    (tmp_path / "a" / "latin.py").write_bytes(b"# \xe9\n" * 20)
-    (tmp_path / "a" / "empty.py").write_text("")
-    (tmp_path / "a" / "notes.txt").write_text("no source")
-    whole = text.gather([str(tmp_path / "a")], 1 << 30)
-    assert len(whole.train) + len(whole.held_out) == 200
-    assert len(whole.held_out) >= 1 and not set(whole.train) & set(whole.held_out)
-    assert text.gather([str(tmp_path / "elsewhere" / "a")], 1 << 30).train == whole.train
-    part = text.gather([str(tmp_path / "a")], 4000)
-    assert part.train == whole.train[: len(part.train)] and part.digest != whole.digest
-
-
-def test_batches_take_every_window_before_one_comes_again():
-    import numpy
-    from lm.model import SIZES
-    from lm.training import Batches
-
-    size = SIZES["cpu"]
-    windows = 2 * size.batch
-    tokens = numpy.repeat(numpy.arange(windows + 1, dtype="uint8"), size.context)
-    batches = Batches(tokens, size, 5, torch.device("cpu"))
-    batches.windows = windows
-    batches.order = batches.order[batches.order < windows]
-    seen = [tokens[:, 0] for tokens, _ in (batches[0], batches[1])]
-    assert sorted(torch.cat(seen).tolist()) == list(range(windows))
-    with pytest.raises(SystemExit, match="3 windows of 64 tokens, a step needs 8"):
-        Batches(numpy.zeros(200, numpy.uint8), size, 0, torch.device("cpu"))
-
-
-def test_when_a_loss_was_reached():
-    from lm.training import curve, reached
-
-    run = curve([10.0] * 10 + [4.0] * 20, [0.5 * k for k in range(61)])
-    assert run["curve"]["losses"] == [10, 10, 4, 4, 4, 4] and run["loss"] == 4
-    assert run["curve"]["seconds"] == [5, 10, 15, 20, 25, 30]
-    assert reached(run, 7.0) == (20, 20.0)
-    assert reached(run, 3.9) is None
-
-
 DRAWN = [
     ("gpu", "draw", "h200", "performance-gpu-time"),
     ("training", "draw", "train-lm-33m", "train-lm-33m"),
