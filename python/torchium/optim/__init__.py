@@ -12,6 +12,7 @@ any optimizer. MatrixOptimizer is a base class for optimizers written in Python.
 
 from torchium.factory import create_optimizer
 
+from ._model.qk_clip import qk_clip_
 from .arguments import AdamWArguments, MemoryArguments, NumericsArguments
 from .base import TorchiumOptimizer
 from .first_order import SGD, AdamW, Lion
@@ -44,4 +45,5 @@ __all__ = [
     "Shampoo",
     "TorchiumOptimizer",
     "create_optimizer",
+    "qk_clip_",
 ]
