@@ -32,13 +32,10 @@ endif()
 
 # On aarch64 an empty program takes 4.4 seconds under GCC 12's AddressSanitizer: its leak check iterates several times
 # over a map of 2^28 regions (perf: 98 % in __lsan::ForEachChunk). There only tests that create, fail to create and
-# destroy one of everything check for leaks, and the short ones share one check, the test `leaks`; on x86-64, where it
-# costs nothing, every test does.
+# destroy one of everything check for leaks; on x86-64, where it costs nothing, every test does.
 set(slow_leak_search OFF)
-set(leak_searched "^(checkpoint|checkpoint_faults|datasets|example_07_train_network|kernel|kernel_cache|leaks|oom|\
+set(leak_searched "^(checkpoint|checkpoint_faults|datasets|example_07_train_network|kernel|kernel_cache|oom|\
 optim_memory|recording|registry)$")
-set(leaks_shared amp/amp core/bad_input core/context core/memory core/tensor kfac/kfac_state network/network
-    optim/optim_bad_input)
 if(TORCHIUM_SANITIZE MATCHES "address" AND CMAKE_C_COMPILER_ID STREQUAL "GNU"
         AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
     set(slow_leak_search ON)
@@ -106,33 +103,6 @@ function(torchium_test name)
                 ENVIRONMENT "TORCHIUM_BACKEND_PATH=$<TARGET_FILE_DIR:torchium_cuda>")
         endif()
     endif()
-endfunction()
-
-# Runs the programs of leaks_shared in one process, with one leak check: each is included by its own file, which renames
-# its main.
-function(torchium_leaks_test)
-    set(folder "${CMAKE_CURRENT_BINARY_DIR}/leaks")
-    set(declarations)
-    set(calls)
-    set(files "${folder}/main.c")
-    foreach(test IN LISTS leaks_shared)
-        cmake_path(GET test FILENAME name)
-        cmake_path(GET test PARENT_PATH chapter)
-        file(CONFIGURE OUTPUT "${folder}/${name}.c" @ONLY CONTENT
-            "#define main run_@name@\nint main(int argc, char **argv);\n#include \"@chapter@/test_@name@.c\"\n")
-        list(APPEND files "${folder}/${name}.c")
-        string(APPEND declarations "int run_${name}(int argc, char **argv);\n")
-        string(APPEND calls "    failed += run_${name}(argc, argv) != 0;\n")
-    endforeach()
-    file(CONFIGURE OUTPUT "${folder}/main.c" @ONLY CONTENT
-        "@declarations@\nint main(int argc, char **argv)\n{\n    int failed = 0;\n@calls@    return failed;\n}\n")
-    add_executable(test_leaks ${files})
-    torchium_compile_options(test_leaks)
-    set_target_properties(test_leaks PROPERTIES BUILD_RPATH_USE_ORIGIN ON BUILD_RPATH "$ORIGIN"
-        RUNTIME_OUTPUT_DIRECTORY "${test_programs}")
-    target_link_libraries(test_leaks PRIVATE test_support torchium::torchium)
-    add_test(NAME leaks COMMAND ${test_launcher} $<TARGET_FILE:test_leaks>)
-    torchium_test_settings(leaks)
 endfunction()
 
 # torchium_cuda_test(NAME): a GPU-only test, which may call CUDA's runtime. Only if the CUDA module is built.

@@ -18,7 +18,6 @@ typedef struct training {
     int32_t first, steps;
     const char *from, *to;             /* paths; NULL: start from scratch, save nothing */
     const char *other_path;            /* opened by the last rank instead of `from`, or NULL */
-    int32_t blind_rank;                /* cannot open the checkpoint; -1 for none */
     int32_t layers;                    /* reduced number, or 0 */
     void (*change)(tch_kfac_layer *l); /* difference of this model, or NULL */
     int32_t apart;                     /* 1: rank r has r more batches than the first, and different ones */
@@ -36,7 +35,7 @@ typedef struct training {
 
 static training training_of(const tch_kfac_config *config, int32_t ranks)
 {
-    return (training){.config = *config, .ranks = ranks, .blind_rank = -1};
+    return (training){.config = *config, .ranks = ranks};
 }
 
 static tch_kfac_config config_of(tch_kfac_method method, tch_dtype dtype)
@@ -68,10 +67,10 @@ static tch_status save_kfac(tch_kfac *kfac, tch_context *context, tch_comm *comm
 static tch_status load_kfac(tch_kfac *kfac, const char *path)
 {
     tch_checkpoint *checkpoint = NULL;
-    tch_status opened = path == NULL ? TCH_ERR_IO : tch_checkpoint_open(path, &checkpoint);
+    tch_status opened = tch_checkpoint_open(path, &checkpoint);
     tch_status loaded = tch_kfac_load(kfac, checkpoint, "kfac");
     tch_checkpoint_close(checkpoint);
-    return opened != TCH_OK && path != NULL ? opened : loaded;
+    return opened != TCH_OK ? opened : loaded;
 }
 
 static tch_kfac *make_kfac(const training *r, tch_context *context, tch_comm *comm)
@@ -117,7 +116,7 @@ static void look_at_state(training *r, tch_kfac *kfac, int32_t rank)
 static tch_status train_from_checkpoint(training *r, tch_kfac *kfac, int32_t rank)
 {
     const char *from = r->other_path != NULL && rank == r->ranks - 1 ? r->other_path : r->from;
-    tch_status status = from == NULL ? TCH_OK : load_kfac(kfac, rank == r->blind_rank ? NULL : from);
+    tch_status status = from == NULL ? TCH_OK : load_kfac(kfac, from);
     if (r->apart) {
         test_random random = test_random_stream(77 + (uint64_t)rank);
         for (int32_t i = 0; i <= rank && status == TCH_OK; i++) {
@@ -379,52 +378,6 @@ TEST_IN_FOLDER(more_than_this_model)
     }
     tch_kfac_destroy(kfac);
     tch_context_destroy(context);
-}
-
-/* A checkpoint saved by a single rank to its own file lacks the others' layers. */
-static void a_part_alone(tch_comm *comm, int32_t rank, void *user)
-{
-    training *r = user;
-    tch_context *context = NULL;
-    assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
-    tch_kfac *kfac = make_kfac(r, context, comm);
-    r->status[rank] = rank == 0 ? save_kfac(kfac, context, NULL, r->to) : TCH_OK;
-    tch_kfac_destroy(kfac);
-    tch_context_destroy(context);
-}
-
-TEST_IN_FOLDER(layers_missing)
-{
-    pretend_group group;
-    const char *path = test_path("part.safetensors");
-    tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
-    training r = training_of(&config, 2);
-    r.to = path;
-    pretend_open(&group, 2);
-    pretend_run(&group, a_part_alone, &r);
-    pretend_close(&group);
-    CHECK(r.status[0] == TCH_OK, "rank 0 could not save");
-    for (int32_t ranks = 0; ranks < 3; ranks += 2) {
-        r = training_of(&config, ranks);
-        r.from = path;
-        run_ranks(&r);
-        expect(&r, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'kfac/layer0/input_factor'");
-    }
-}
-
-/* A rank that could not open the checkpoint: no rank hangs, and none continues alone. */
-TEST_IN_FOLDER(one_rank_cannot_open)
-{
-    const char *path = test_path(INDEX);
-    tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
-    save_by(2, &config, path, 2);
-    training r = training_of(&config, 3);
-    r.from = path;
-    r.blind_rank = 1;
-    run_ranks(&r);
-    expect(&r, 0, TCH_ERR_COMM, "tch_kfac_load: another rank could not load its part; nothing was changed");
-    expect(&r, 1, TCH_ERR_INVALID_ARGUMENT, "checkpoint is NULL");
-    expect(&r, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
 }
 
 TEST_IN_FOLDER(different_checkpoints)

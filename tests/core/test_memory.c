@@ -15,18 +15,6 @@ static tch_memory_info figures(tch_context *context)
     return info;
 }
 
-TEST_WITH(a_new_context_holds_nothing, test_open_context, test_close_context)
-{
-    tch_memory_info info = figures(*state);
-    assert_int_equal(info.allocated, 0);
-    assert_int_equal(info.reserved, 0);
-    assert_int_equal(info.peak, 0);
-    assert_int_equal(info.requests, 0);
-    assert_int_equal(info.misses, 0);
-    assert_true(info.total > 0);
-    assert_true(info.free > 0 && info.free <= info.total);
-}
-
 TEST_WITH(figures_follow_allocation_and_release, test_open_context, test_close_context)
 {
     tch_context *context = *state;
@@ -46,22 +34,6 @@ TEST_WITH(figures_follow_allocation_and_release, test_open_context, test_close_c
     assert_int_equal(none.allocated, 0);
     assert_int_equal(none.reserved, two.reserved);
     assert_int_equal(none.peak, two.peak);
-}
-
-TEST_WITH(freed_memory_is_used_again, test_open_context, test_close_context)
-{
-    tch_context *context = *state;
-    void *first = NULL, *second = NULL;
-    CHECK_OK(tch_memory_alloc(context, 4096, &first));
-    CHECK_OK(tch_memory_free(context, first));
-    tch_memory_info before = figures(context);
-    CHECK_OK(tch_memory_alloc(context, 4096, &second));
-    tch_memory_info after = figures(context);
-    assert_ptr_equal(first, second);
-    assert_int_equal(after.misses, before.misses);
-    assert_int_equal(after.reserved, before.reserved);
-    assert_int_equal(after.requests, before.requests + 1);
-    CHECK_OK(tch_memory_free(context, second));
 }
 
 TEST_WITH(blocks_in_use_do_not_overlap, test_open_context, test_close_context)

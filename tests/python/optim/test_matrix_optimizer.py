@@ -245,27 +245,6 @@ def test_state_stays_in_its_memory(nonfinite):
         assert torch.equal(state["other"], begun * (step % 2)) and int(state["counts"]) == step + 1
 
 
-def test_groups_and_schedule():
-    params = tensors([(3, 5), (3, 5), (4, 4)])
-    expected = [p.detach().double() for p in params]
-    buffers = [torch.zeros_like(p) for p in expected]
-    optimizer = Momentum([{"params": params[:1]}, {"params": params[1:2], "lr": 0.01, "beta": 0.5}], lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
-    rates = [0.1, 0.1, 0.01, 0.01]
-    for step, rate in enumerate(rates):
-        if step == 2:
-            optimizer.add_param_group({"params": params[2:], "lr": torch.tensor(0.2)})
-        set_gradients(params, step)
-        for i, (lr, beta) in enumerate([(rate, 0.9), (0.1 * rate, 0.5), (0.2, 0.9)][: 2 + (step >= 2)]):
-            expected[i] = plain_step(expected[i], params[i].grad, buffers[i], lr, beta)
-        optimizer.step()
-        if step < 2:
-            schedule.step()
-    for p, e in zip(params, expected, strict=True):
-        torch.testing.assert_close(p.detach(), e.float())
-    assert [group["step"] for group in optimizer.param_groups] == [4, 4, 2]
-
-
 def test_without_gradients():
     params = tensors()
     before = copies(params)

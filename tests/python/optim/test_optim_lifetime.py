@@ -137,19 +137,6 @@ def test_autograd_notices_a_step(kind, device):
         late.backward()
 
 
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
-def test_gradients_that_have_a_graph(kind, device):
-    model, optimizer, twin, beside = pair(kind, device)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, step).backward(create_graph=True)
-        optimizer.step()
-    train(twin, beside, 3)
-    assert all(p.is_leaf and p.requires_grad for p in model.parameters())
-    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_step_in_inference_mode(kind, device):
     model, optimizer, twin, beside = pair(kind, device)
     loss_of(model, 0).backward()
