@@ -206,11 +206,15 @@ typedef struct tch_parameter {
 typedef struct tch_shard {
     int32_t rank;
     int64_t start[TCH_MAX_RANK], size[TCH_MAX_RANK]; /* in the whole tensor */
-    int64_t offset[TCH_MAX_RANK];                    /* in the rank's local tensor */
+    int64_t offset[TCH_MAX_RANK];                    /* in the rank's local tensor; see tch_placement */
 } tch_shard;
 
 /* How a parameter is distributed over a group; the same on all ranks. Shards may be empty, uneven or replicated; every
- * element is on at least one rank. */
+ * element is on at least one rank.
+ *
+ * If the local tensor has one dimension and the whole has more, it is a range of the whole's elements in row-major
+ * order: the rank's shards are the rectangles of that range, in order, and offset[0] is the first element of each in
+ * the local tensor. */
 typedef struct tch_placement {
     size_t struct_size;
     int32_t ndim;         /* of the whole tensor */

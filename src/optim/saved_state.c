@@ -34,7 +34,7 @@ typedef struct saved {
     tch_tensor tensor;
     int64_t sizes[TCH_MAX_RANK];
     const int64_t *whole;
-    int64_t start[TCH_MAX_RANK];
+    int64_t start[TCH_MAX_RANK], strides[TCH_MAX_RANK];
     int64_t length; /* of a whole list */
 } saved;
 
@@ -79,10 +79,19 @@ static void place_shard(const tch_optimizer *o, const tchi_state *s, int64_t num
     const tchi_shared_param *p = tchi_shared_param_at(o, s->param);
     const tchi_held *held = (const tchi_held *)o->shared->held.items + p->first_held + number;
     int64_t offset = 0;
-    for (int32_t k = 0; k < p->ndim; k++) {
-        offset += held->offset[k] * s->strides[k];
+    bool flat = s->tensor.ndim == 1 && p->ndim > 1;
+    int64_t stride = 1;
+    for (int32_t k = p->ndim - 1; k >= 0; k--) {
+        offset += flat ? 0 : held->offset[k] * s->strides[k];
         f->sizes[k] = held->size[k];
         f->start[k] = held->start[k];
+        f->strides[k] = stride;
+        stride *= p->shape[k];
+    }
+    if (flat) {
+        offset = held->offset[0];
+        f->tensor.ndim = p->ndim;
+        f->tensor.strides = f->strides;
     }
     f->tensor.byte_offset += (uint64_t)offset * tch_dtype_size(s->tensor.dtype);
     f->whole = p->shape;

@@ -39,6 +39,7 @@ typedef struct sequence {
 static const sequence sequences[] = {
     {"replicated", 4, {{2, placed_replicated}, {3, placed_replicated}, {1, placed_replicated}, {4, placed_replicated}}},
     {"by rows", 4, {{2, placed_by_rows}, {3, placed_by_rows}, {1, placed_by_rows}, {4, placed_by_rows}}},
+    {"flattened", 4, {{2, placed_flat}, {3, placed_flat}, {0, placed_by_rows}, {4, placed_flat}}},
     {"by columns", 4, {{2, placed_by_columns}, {3, placed_by_columns}, {1, placed_by_columns}, {4, placed_by_columns}}},
     {"from one process and back",
      5,
@@ -180,7 +181,7 @@ TEST_WITH(failures, open_folder, test_folder_remove)
         shared_run(&alone, 0, placed_replicated, false);
     }
     CHECK(memcmp(ends[0][0], ends[1][0], sizeof(double) * 24 * 17) != 0, "failures make no difference");
-    for (size_t q = 3; q < 5; q++) { /* runs that start in one process, which knows its factors */
+    for (size_t q = 4; q < 6; q++) { /* runs that start in one process, which knows its factors */
         test_case("failures, %s", sequences[q].name);
         try_sequence(*state, &c, TCH_FLOAT64, 1, q);
     }

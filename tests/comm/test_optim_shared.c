@@ -31,13 +31,10 @@ static const struct {
     const char *name;
     placed_how place;
 } placements[] = {
-    {"replicated", placed_replicated},
-    {"by rows", placed_by_rows},
-    {"by columns", placed_by_columns},
-    {"by both", placed_by_both},
-    {"in replicas", placed_in_replicas},
-    {"by the last", by_the_last},
-    {"mixed", mixed},
+    {"replicated", placed_replicated},   {"by rows", placed_by_rows},
+    {"by rows, flattened", placed_flat}, {"by columns", placed_by_columns},
+    {"by both", placed_by_both},         {"in replicas", placed_in_replicas},
+    {"by the last", by_the_last},        {"mixed", mixed},
 };
 
 /* --- equal to one process ---------------------------------------------------------------------------------------- */

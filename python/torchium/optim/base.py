@@ -34,6 +34,7 @@ from ._engine.placement import Arrival, Engines, Group, Home, labels_of, placed,
 from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, device_of_forecast, engine_stats, rates_of
 from ._shared.agreement import BEGIN, STEP, TAKE, Sharing
 from ._shared.consolidate import asked_by_checkpoint, consolidate, in_tiles, is_divided, to_be_loaded
+from ._shared.flat import fill_gradients, flat_of, whole_shape
 from ._shared.group import meeting
 from ._shared.tiles import untiled
 from .arguments import GROUPED_DEFAULTS
@@ -201,7 +202,7 @@ class TorchiumOptimizer(Sharing):
 
     def _groups_of(self, model: torch.nn.Module) -> list[Group]:
         """The parameters of a model, by name."""
-        named = list(model.named_parameters())
+        named = [(name.replace("_fsdp_wrapped_module.", ""), p) for name, p in model.named_parameters()]
         if not named:
             raise ValueError(f"{type(self).__name__}: params is a {type(model).__name__!r} without parameters")
         return [{"params": named}]
@@ -343,6 +344,7 @@ class TorchiumOptimizer(Sharing):
         self._forget_sharing()
         self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
+        self._flats: list[torch.Tensor] = []  # those that FSDP1 has flattened
         self._seen: list[list[torch.Tensor]] = []  # the parameters of each group at the last check
 
     def _give_up_engines(self) -> None:
@@ -365,6 +367,7 @@ class TorchiumOptimizer(Sharing):
         inside = placed(self._engines)
         self._seen = [list(group["params"]) for group in self.param_groups]
         self._outside = [p for params in self._seen for p in params if id(p) not in inside]
+        self._flats = [p for params in self._seen for p in params if flat_of(p) is not None]
         places: dict[Home, list[tuple[int, int]]] = defaultdict(list)
         for index, params in enumerate(self._seen):
             for k, p in enumerate(params):
@@ -494,6 +497,7 @@ class TorchiumOptimizer(Sharing):
             self._forget_engines()
         if self._groups_changed():
             self._look_at_groups()
+        fill_gradients(self._flats)
         arriving = [p for p in self._outside if p.grad is not None]
         doing = BEGIN if any(self._home_of(p)[1] for p in arriving) else STEP
         if self._sharing and self._process_group is not None:
@@ -649,6 +653,11 @@ class TorchiumOptimizer(Sharing):
         before, and this on the rank given there, or use torch.distributed.checkpoint."""
         self._collect_counts()
         asked = asked_by_checkpoint()
+        if asked is not None and self._flats:
+            raise RuntimeError(
+                f"{type(self).__name__}: under FSDP1 torch.distributed.checkpoint saves the state of PyTorch's own "
+                "optimizers: save that of consolidate_state_dict(to=RANK) and state_dict(), or use fully_shard (FSDP2)"
+            )
         if asked is not None:
             self._check_state()
             return self._packed(self._for_checkpoint(asked))
@@ -810,7 +819,7 @@ class TorchiumOptimizer(Sharing):
             group = self.param_groups[arrival.index]
             roles = self._roles(self.param_groups, arrival.index)
             parameters = [
-                (tuple(p.shape), str(p.dtype).removeprefix("torch."), roles[k])
+                (whole_shape(p), str(p.dtype).removeprefix("torch."), roles[k])
                 for p, k in zip(arrival.parameters, arrival.positions, strict=True)
             ]
             config = self._config(group, lr_for(None, group["lr"])[0])

@@ -14,6 +14,7 @@ from torch import nn
 from ._engine.matrices import Role
 from ._engine.placement import Group, labels_of
 from ._model.choose import reasons_of
+from ._shared.flat import find_flats, whole_shape
 from .base import TorchiumOptimizer, outside
 from .options import keep_lr, shown
 
@@ -34,13 +35,14 @@ class SecondOrder(TorchiumOptimizer):
         super().__init__(params, arguments)
         given = [p for group in self.param_groups for p in group["params"]]
         asked = all(group.get("use_adamw") is True for group in self.param_groups)
-        if not asked and all(sum(size > 1 for size in p.shape) < 2 for p in given):
-            text = f"{type(self).__name__} was given no matrix, and AdamW updates all parameters: FSDP1 and DeepSpeed "
-            text += "ZeRO flatten matrices to vectors, fully_shard (FSDP2) does not"
+        if not asked and all(sum(size > 1 for size in whole_shape(p)) < 2 for p in given):
+            text = f"{type(self).__name__} was given no matrix, and AdamW updates all parameters: DeepSpeed ZeRO, and "
+            text += "FSDP1 without use_orig_params=True, flatten matrices to vectors; fully_shard (FSDP2) does not"
             warnings.warn(text, UserWarning, stacklevel=outside())
 
     def _groups_of(self, model: nn.Module) -> list[Group]:
         """The parameters of a model by name; those that get AdamW by the rules of `choose` are in a second group."""
+        find_flats(model.parameters())
         named = super()._groups_of(model)[0]["params"]
         self._reasons = reasons_of(model)
         groups: list[Group] = [
@@ -62,6 +64,10 @@ class SecondOrder(TorchiumOptimizer):
                 keep_lr(param_group)
         super().add_param_group(param_group)
         self._warn_of_vocabulary(len(self.param_groups) - 1)
+
+    def _unwrap_names(self, group: Group) -> None:
+        super()._unwrap_names(group)
+        find_flats([group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"])
 
     # --- groups of other implementations
 
@@ -106,13 +112,14 @@ class SecondOrder(TorchiumOptimizer):
         """Warns once if a probable embedding gets the second-order method."""
         group, elementwise = self.param_groups[index], self._elementwise(self.param_groups[index], index)
         for position, (parameter, alone) in enumerate(zip(group["params"], elementwise, strict=True)):
-            short, *_, long = sorted(parameter.shape) if parameter.ndim == 2 else (0, 0)
+            shape = whole_shape(parameter)
+            short, *_, long = sorted(shape) if len(shape) == 2 else (0, 0)
             if self._warned or alone or not parameter.requires_grad or long <= max(_VOCABULARY, _TIMES * short):
                 continue
             self._warned = True
             label, who = labels_of(self.param_groups)[index][position], type(self).__name__
             warnings.warn(
-                f"{who}: {label!r} is {parameter.shape[0]} by {parameter.shape[1]}, the size of a vocabulary, and gets "
+                f"{who}: {label!r} is {shape[0]} by {shape[1]}, the size of a vocabulary, and gets "
                 f"{who} like every matrix. Embeddings and output layers usually train better with AdamW: give the "
                 f"model itself, {who}(model, ...), or put them into a group with use_adamw=True",
                 UserWarning,
@@ -122,9 +129,9 @@ class SecondOrder(TorchiumOptimizer):
     def _method_of(self, parameter: torch.Tensor, role: Role, has_blocks: Callable[..., bool]) -> tuple[str, str]:
         if not (parameter.requires_grad or parameter.grad is not None):
             return "nothing", "frozen"
-        if has_blocks(tuple(parameter.shape), parameter.dtype, role):
+        if has_blocks(whole_shape(parameter), parameter.dtype, role):
             return type(self).__name__, "matrix"
         if role[0]:
             return "AdamW", self._reasons.get(parameter, "use_adamw")
-        is_matrix = sum(size > 1 for size in parameter.shape) > 1
+        is_matrix = sum(size > 1 for size in whole_shape(parameter)) > 1
         return "AdamW", "matrix that is too large or too narrow" if is_matrix else "vector or scalar"

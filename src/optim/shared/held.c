@@ -21,10 +21,12 @@ static bool is_first(const tch_placement *p, const tch_shard *shard)
 
 static bool lies_inside(const tch_placement *p, const tch_shard *s, const tchi_param *param)
 {
-    bool good = param->ndim == p->ndim;
+    bool flat = tchi_is_flat(p, param->ndim);
+    bool good = flat ? s->offset[0] >= 0 && s->offset[0] <= param->count - tchi_elements(s->size, p->ndim)
+                     : param->ndim == p->ndim;
     for (int32_t k = 0; good && k < p->ndim; k++) {
-        good = s->start[k] >= 0 && s->size[k] >= 0 && s->offset[k] >= 0 && s->start[k] <= p->shape[k] - s->size[k] &&
-               s->offset[k] <= param->shape[k] - s->size[k];
+        good = s->start[k] >= 0 && s->size[k] >= 0 && s->start[k] <= p->shape[k] - s->size[k] &&
+               (flat ? k == 0 || s->offset[k] == 0 : s->offset[k] >= 0 && s->offset[k] <= param->shape[k] - s->size[k]);
     }
     return good;
 }
@@ -80,10 +82,10 @@ static tch_status note_stretches(tch_optimizer *o, const tchi_param *param, cons
 {
     runs r = runs_of(p, s);
     for (int64_t row = 0; row < r.rows; row++) {
-        tchi_stretch stretch = {.start = first_of(s, &r, s->start, p->shape, row),
-                                .at = first_of(s, &r, s->offset, param->shape, row),
-                                .count = r.length,
-                                .first = is_first(p, s)};
+        tchi_stretch stretch = {
+            .start = first_of(s, &r, s->start, p->shape, row), .count = r.length, .first = is_first(p, s)};
+        stretch.at =
+            tchi_is_flat(p, param->ndim) ? stretch.start - param->base : first_of(s, &r, s->offset, param->shape, row);
         TCHI_TRY(tchi_list_add(&o->shared->stretches, &stretch));
     }
     return TCH_OK;

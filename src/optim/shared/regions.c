@@ -127,18 +127,6 @@ static tch_status check_placement(const tch_placement *p, int32_t ranks, const c
     return TCH_OK;
 }
 
-/* This rank's shard must be inside its tensor. */
-static tch_status check_own(const tch_placement *p, const tch_shard *s, const tch_tensor *tensor, const char *name)
-{
-    bool good = tensor->ndim == p->ndim;
-    for (int32_t k = 0; good && k < p->ndim; k++) {
-        good = s->offset[k] + s->size[k] <= tensor->shape[k];
-    }
-    return good
-               ? TCH_OK
-               : tchi_fail(TCH_ERR_SHAPE, "a shard of '%s' on this rank is outside the tensor it was given with", name);
-}
-
 static int by_start(const void *a, const void *b)
 {
     const tchi_region *x = a;
@@ -234,20 +222,22 @@ static tch_status add_shards(const tch_placement *p, const tchi_dims *dims, cons
     int64_t strides[TCH_MAX_RANK] = {0};
     const int64_t nowhere[TCH_MAX_RANK] = {0};
     int64_t stride = 1;
-    for (int32_t k = tensor->ndim - 1; k >= 0; k--) {
+    bool flat = tchi_is_flat(p, tensor->ndim);
+    for (int32_t k = (flat ? p->ndim : tensor->ndim) - 1; k >= 0; k--) {
         strides[k] = stride;
-        stride *= tensor->shape[k];
+        stride *= flat ? p->shape[k] : tensor->shape[k];
     }
     for (int32_t i = 0; i < p->count; i++) {
         const tch_shard *s = &p->shards[i];
         bool here = s->rank == rank;
+        int64_t before = r->list.count;
         if (tchi_elements(s->size, p->ndim) == 0) {
             continue;
         }
-        if (here) {
-            TCHI_TRY(check_own(p, s, tensor, name));
-        }
         TCHI_TRY(add_shard(p, s, dims, here ? strides : nowhere, here, &r->list, name));
+        for (; flat && here && before < r->list.count; before++) { /* the others are 0 */
+            ((tchi_region *)r->list.items)[before].at -= s->offset[0] * (strides[0] - 1);
+        }
     }
     if (r->list.count > 1) {
         qsort(r->list.items, (size_t)r->list.count, sizeof(tchi_region), by_start);

@@ -20,6 +20,12 @@ typedef struct tchi_regions {
     int64_t longest[TCHI_MOST_ORDER]; /* the largest size along each dimension */
 } tchi_regions;
 
+/* Whether this rank's tensor is a range of the elements of a tensor with more dimensions: see tch_placement. */
+static inline bool tchi_is_flat(const tch_placement *placement, int32_t ndim)
+{
+    return placement != NULL && placement->count > 0 && ndim == 1 && placement->ndim > 1;
+}
+
 /* The regions of a parameter whose whole tensor has `dims`. A placement of NULL or without shards means replicated.
  * `tensor` is this rank's part. Checks the placement: shards are inside, cover the tensor, and do not overlap unless
  * they are equal. */

@@ -68,7 +68,7 @@ void tchi_shared_close(tch_optimizer *optimizer)
 
 /* The index in the whole tensor of the first local element, if the local elements are contiguous there: stochastic
  * rounding is keyed by it. Otherwise local indices are used. */
-static int64_t base_of(const tch_placement *placement, int32_t rank)
+static int64_t base_of(const tch_placement *placement, int32_t ndim, int32_t rank)
 {
     for (int32_t i = 0; i < placement->count; i++) {
         const tch_shard *s = &placement->shards[i];
@@ -76,7 +76,7 @@ static int64_t base_of(const tch_placement *placement, int32_t rank)
         bool rows = s->rank == rank;
         for (int32_t k = 0; k < placement->ndim; k++) {
             base = base * placement->shape[k] + s->start[k];
-            rows = rows && (k == 0 || s->size[k] == placement->shape[k]);
+            rows = rows && (k == 0 || s->size[k] == placement->shape[k] || tchi_is_flat(placement, ndim));
         }
         if (rows) {
             return base;
@@ -126,7 +126,7 @@ tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *para
         }
         tch_tensor whole = {.ndim = placement->ndim, .shape = (int64_t *)placement->shape};
         tchi_dims_of(&whole, &dims);
-        param->base = base_of(placement, tch_comm_rank(optimizer->shared->comm));
+        param->base = base_of(placement, param->ndim, tch_comm_rank(optimizer->shared->comm));
         param->whole = tch_tensor_numel(&whole);
     }
     TCHI_TRY(tchi_optim_set_dims(optimizer, param, parameter, ndim, shape, &dims, &has_blocks));

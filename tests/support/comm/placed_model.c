@@ -54,6 +54,11 @@ int32_t placed_by_rows(const placed_shape *shape, int32_t ranks, tch_shard *shar
     return along(shape, 0, ranks, shards);
 }
 
+int32_t placed_flat(const placed_shape *shape, int32_t ranks, tch_shard *shards)
+{
+    return along(shape, 0, ranks, shards);
+}
+
 int32_t placed_by_columns(const placed_shape *shape, int32_t ranks, tch_shard *shards)
 {
     return along(shape, shape->ndim > 1 ? 1 : 0, ranks, shards);
@@ -202,8 +207,10 @@ static void open_parameter(placed_model *m, const placed_config *config, tch_con
     m->placement[i].count = config->place(s, ranks, m->shards[i]);
     m->placement[i].shards = m->shards[i];
     m->own[i] = m->placement[i].count > 0 ? m->shards[i][rank] : placed_whole(s, rank);
-    m->parameter[i] = make_tensor(context, config->dtype, s->ndim, m->own[i].size);
-    m->gradient[i] = make_tensor(context, config->dtype, s->ndim, m->own[i].size);
+    int64_t length = product(m->own[i].size, s->ndim);
+    bool flat = config->place == placed_flat;
+    m->parameter[i] = make_tensor(context, config->dtype, flat ? 1 : s->ndim, flat ? &length : m->own[i].size);
+    m->gradient[i] = make_tensor(context, config->dtype, flat ? 1 : s->ndim, flat ? &length : m->own[i].size);
     placed_take(m, i, config->start[i], values);
     placed_move(context, m->parameter[i], values, true);
     snprintf(m->names[i], sizeof m->names[i], "%s%d", config->prefix, i);
@@ -223,6 +230,15 @@ void placed_open(placed_model *model, const placed_config *config, tch_context *
     for (int32_t i = 0; i < config->count; i++) {
         open_parameter(model, config, context, rank, ranks, i);
     }
+}
+
+tch_tensor placed_part(const placed_model *model, int32_t parameter)
+{
+    tch_tensor part = *model->parameter[parameter];
+    part.ndim = model->shapes[parameter].ndim;
+    part.shape = (int64_t *)model->own[parameter].size;
+    part.strides = NULL;
+    return part;
 }
 
 void placed_close(placed_model *model)

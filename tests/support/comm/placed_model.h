@@ -24,6 +24,7 @@ typedef int32_t (*placed_how)(const placed_shape *shape, int32_t ranks, tch_shar
 
 int32_t placed_replicated(const placed_shape *shape, int32_t ranks, tch_shard *shards);
 int32_t placed_by_rows(const placed_shape *shape, int32_t ranks, tch_shard *shards);
+int32_t placed_flat(const placed_shape *shape, int32_t ranks, tch_shard *shards);       /* rows, in vectors */
 int32_t placed_by_columns(const placed_shape *shape, int32_t ranks, tch_shard *shards); /* rows where there are none */
 
 /* Rows over one side of a mesh, and columns over the other, or replicated. */
@@ -72,6 +73,9 @@ typedef struct placed_model {
 
 void placed_open(placed_model *model, const placed_config *config, tch_context *context, int32_t rank, int32_t ranks);
 void placed_close(placed_model *model);
+
+/* The rank's part of a parameter as a rectangle, also if it is in a vector. */
+tch_tensor placed_part(const placed_model *model, int32_t parameter);
 
 /* Copies the rank's part of a parameter's values. Elements outside the tensor, of an invalid shard, are 0. */
 void placed_take(const placed_model *model, int32_t parameter, const double *whole, double *part);

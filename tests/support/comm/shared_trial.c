@@ -128,8 +128,8 @@ static tch_status save_model(const placed_model *m, tch_checkpoint_writer *write
         char name[32];
         snprintf(name, sizeof name, "model/%d", i);
         if (tch_tensor_numel(m->parameter[i]) > 0) {
-            status =
-                tch_checkpoint_writer_add_shard(writer, name, m->parameter[i], shared_model[i].size, m->own[i].start);
+            tch_tensor part = placed_part(m, i);
+            status = tch_checkpoint_writer_add_shard(writer, name, &part, shared_model[i].size, m->own[i].start);
         }
     }
     return status;
@@ -162,7 +162,8 @@ tch_status shared_load(const shared_training *t, placed_model *m, tch_context *c
     for (int32_t i = 0; i < SHARED_PARAMETERS && status == TCH_OK; i++) {
         char name[32];
         snprintf(name, sizeof name, "model/%d", i);
-        status = tch_checkpoint_read_shard(c, context, name, shared_model[i].size, m->own[i].start, m->parameter[i]);
+        tch_tensor part = placed_part(m, i);
+        status = tch_checkpoint_read_shard(c, context, name, shared_model[i].size, m->own[i].start, &part);
     }
     tch_checkpoint_close(c);
     return status;

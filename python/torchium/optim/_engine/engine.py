@@ -17,6 +17,7 @@ import torch
 
 from torchium import _C
 
+from .._shared.flat import flat_of
 from .._shared.sharding import is_laid_out, is_sharded, local_gradient, local_tensor, wrap_like
 from .._shared.tiles import TileShape, shape_of
 from .matrices import Role
@@ -111,7 +112,7 @@ class Engine:
         placements = tuple(map(self.group.placement_of, parameters)) if self.group else None
         local = [local_tensor(p) for p in parameters]
         number = self._handle.add_group(config, local, labels, roles, stream_on(self.device), placements)
-        self._parts = self._parts or any(map(is_sharded, parameters))
+        self._parts = self._parts or any(is_sharded(p) or flat_of(p) for p in parameters)
         members = Members(index, number, generation, parameters)
         self.groups.append(members)
         self.parameters += parameters

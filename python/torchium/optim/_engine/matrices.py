@@ -10,6 +10,8 @@ import torch
 
 from torchium._messages import shown
 
+from .._shared.flat import whole_shape
+
 __all__ = ["Role", "roles_of"]
 
 Role = tuple[bool, int, bytes]  # elementwise, batch_dims, and the cuts as int64
@@ -49,11 +51,12 @@ def roles_of(
     given = group.get("cuts")
     roles = []
     for alone, label, parameter in zip(elementwise, labels, parameters, strict=True):
-        if batch_dims and not 0 <= batch_dims < parameter.dim():
+        shape = whole_shape(parameter)
+        if batch_dims and not 0 <= batch_dims < len(shape):
             raise ValueError(
-                f"{who}: batch_dims is {batch_dims}, but {label!r} has {parameter.dim()} dimensions: some must be left"
+                f"{who}: batch_dims is {batch_dims}, but {label!r} has {len(shape)} dimensions: some must be left"
             )
-        size = parameter.shape[batch_dims] if parameter.dim() else 1
+        size = shape[batch_dims] if shape else 1
         cuts = _cuts(given, size, label, who)
         roles.append((alone, batch_dims, array.array("q", cuts).tobytes()))
     return roles

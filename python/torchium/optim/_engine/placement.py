@@ -16,6 +16,7 @@ import torch
 
 from torchium._messages import shown
 
+from .._shared.flat import flat_of
 from .._shared.sharding import whole_tensor
 from .._shared.tiles import rows_of
 from . import state as saved_state
@@ -92,6 +93,11 @@ def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mappin
     saved_state.check_memory(engine.labels[i], saved)
     if saved_state.has_state(saved):
         saved = adapt(engine.parameters[i], views, saved)
+    flat = flat_of(engine.parameters[i])
+    for name, view in views.items() if flat else ():
+        value = saved.get(name)
+        if "." not in name and isinstance(value, torch.Tensor) and value.shape == flat.shape != view.shape:
+            saved[name] = flat.local(value)
     if engine.group and saved_state.has_state(saved):
         tiles = engine.tiles().get(i, {})
         counts = saved.get(saved_state.COUNTS)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from .._shared.flat import whole_shape
+
 __all__ = ["reasons_of"]
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
@@ -20,7 +22,8 @@ def _is_embedding(module: nn.Module) -> bool:
 
 def _own_name(path: str) -> str:
     """The last part of a module's name that is not a number: a Sequential's name for its items."""
-    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+    parts = reversed(path.removesuffix("._fsdp_wrapped_module").split("."))
+    return next((part for part in parts if not part.isdigit()), "")
 
 
 def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, str, str, nn.Module]]:
@@ -34,7 +37,7 @@ def _heads(model: nn.Module) -> set[nn.Parameter]:
     """The weights of output layers: Linears called lm_head, or else the last Linear, unless it is the only matrix."""
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     heads = {module.weight for path, module in layers if _own_name(path) == "lm_head"}
-    matrices = [p for p in model.parameters() if sum(size > 1 for size in p.shape) > 1]
+    matrices = [p for p in model.parameters() if sum(size > 1 for size in whole_shape(p)) > 1]
     return heads or ({layers[-1][1].weight} if layers and len(matrices) > 1 else set())
 
 
@@ -42,7 +45,7 @@ def reasons_of(model: nn.Module) -> dict[torch.Tensor, str]:
     """The parameters with AdamW, and the reason. Vectors and scalars, which always get it, are not included."""
     heads, reasons = _heads(model), {}
     for parameter, name, _, module in _owned(model):
-        if sum(size > 1 for size in parameter.shape) < 2:
+        if sum(size > 1 for size in whole_shape(parameter)) < 2:
             continue
         if _is_embedding(module):
             reasons[parameter] = "embedding"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .flat import flat_of, whole_shape
 from .sharding import is_sharded, whole_tensor
 from .tiles import Tiled, TileShape, rows_of, shape_of
 
@@ -19,6 +20,7 @@ __all__ = ["asked_by_checkpoint", "consolidate", "in_tiles", "is_divided", "to_b
 
 # Moments in the parameter's layout in one process. Other state has the same names there as for tiles.
 _WHOLE = ("exp_avg", "momentum_buffer", "grafting_sq", "master")
+_LIKE_PARAMETER = (*_WHOLE, "exp_avg_sq", "max_exp_avg_sq")
 _TILE = re.compile(r"([a-z_]+)\.(\d+)")
 _COUNTS = "counts"
 
@@ -32,6 +34,8 @@ def is_divided(engines: Iterable[Any], shards: bool) -> bool:
             for parameter, _, owner, *_ in engine.all_tiles():
                 if owner != engine.group.rank and (shards or not is_sharded(engine.parameters[parameter])):
                     return True
+            if any(map(flat_of, engine.parameters)):
+                return True
     return False
 
 
@@ -78,7 +82,11 @@ def consolidate(engines: Iterable[Any], state: Mapping[Any, State], to: int | No
         mine = {name: value for name, value in found[parameter].items() if _TILE.match(name)}
         every = engine.group.gather(mine, to)
         if every is not None:
-            found[parameter] = _put_together(found[parameter], every, tiles, parameter.shape)
+            found[parameter] = _put_together(found[parameter], every, tiles, whole_shape(parameter))
+    for group, p in [(engine.group, p) for engine in engines for p in engine.parameters if flat_of(p)]:
+        mine = {name: value for name, value in state.get(p, {}).items() if name in _LIKE_PARAMETER}
+        every = group.gather(mine, to) or []  # ranges of the moments
+        found[p] |= {name: torch.cat([part[name] for part in every]).reshape(whole_shape(p)) for name in mine if every}
     return found if to is None or _is_here(to) else {}
 
 

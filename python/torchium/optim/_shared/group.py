@@ -16,6 +16,7 @@ import torch
 
 from torchium._messages import shown
 
+from .flat import flat_of
 from .sharding import Placement, is_laid_out, is_sharded, placement_of
 
 __all__ = ["EvenInputs", "Group", "make_group", "meeting", "pack", "ranks_of", "unpack"]
@@ -276,8 +277,11 @@ def _length(value: Any) -> int:
 def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
     """The global ranks that share a parameter: those of a DTensor's mesh, or of the process group with replicas. None
     for a single rank."""
+    flat = flat_of(parameter)
     if is_sharded(parameter):
         ranks = tuple(sorted(parameter.device_mesh.mesh.flatten().tolist()))
+    elif flat is not None:
+        ranks = tuple(sorted(_ranks_in(flat.process_group)))
     elif process_group is not None:
         import torch.distributed as dist
 
@@ -301,7 +305,8 @@ def make_group(parameter: Any, process_group: Any, device: torch.device) -> Grou
     if is_sharded(parameter):
         known += [parameter.device_mesh.get_group()] if parameter.device_mesh.ndim == 1 else []
     else:
-        known.append(process_group)
+        flat = flat_of(parameter)
+        known.append(process_group if flat is None else flat.process_group)
     for group in known:
         if tuple(sorted(dist.get_process_group_ranks(group))) == ranks and _serves(group, device):
             return Group(group, tuple(dist.get_process_group_ranks(group)), device)

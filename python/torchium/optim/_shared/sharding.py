@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .flat import flat_of
+
 __all__ = [
     "Placement",
     "arrived",
@@ -162,8 +164,9 @@ def _placement(
 
 def placement_of(parameter: Any, rank_of: dict[int, int]) -> Placement | None:
     """Of a DTensor, with ranks of the group by global rank; None for a replicated plain tensor."""
-    if not is_sharded(parameter):
-        return None
+    flat = flat_of(parameter)
+    if flat is not None or not is_sharded(parameter):
+        return flat and flat.placement
     mesh = parameter.device_mesh.mesh
     ranks = tuple(rank_of[rank] for rank in mesh.flatten().tolist())
     return _placement(tuple(parameter.shape), tuple(parameter.placements), (tuple(mesh.shape), ranks))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["TileShape", "Tiled", "rows_of", "scales_shape", "shape_of", "untiled"]
+__all__ = ["TileShape", "Tiled", "boxes_of", "rows_of", "scales_shape", "shape_of", "untiled"]
 
 _BLOCK = 128  # elements to a scale of 8-bit moments
 
@@ -89,7 +89,7 @@ class Tiled(torch.Tensor):
         """The tiles in rectangles of the whole, with views of their values."""
         for dims, start, tile in self.tiles.values():
             ranges = zip(_merged(self.shape, dims), start, tile.shape, strict=True)
-            sides = [_boxes(sizes, first, first + length) for sizes, first, length in ranges]
+            sides = [boxes_of(sizes, first, first + length) for sizes, first, length in ranges]
             for boxes in itertools.product(*(list(_placed(side)) for side in sides)):
                 piece = tile[tuple(slice(first, first + math.prod(size)) for first, _, size in boxes)]
                 for k in range(len(boxes) - 1, -1, -1):
@@ -146,7 +146,7 @@ def _merged(shape: torch.Size, dims: tuple[int, ...]) -> Iterator[tuple[int, ...
         yield tuple(sizes)
 
 
-def _boxes(sizes: tuple[int, ...], first: int, end: int) -> Iterator[Box]:
+def boxes_of(sizes: tuple[int, ...], first: int, end: int) -> Iterator[Box]:
     """A range of the merged dimension as rectangles of those it was merged from, in order."""
     if len(sizes) == 1:
         yield (first,), (end - first,)
@@ -160,7 +160,7 @@ def _boxes(sizes: tuple[int, ...], first: int, end: int) -> Iterator[Box]:
             first += rows * inner
             continue
         stop = min(end, (row + 1) * inner)
-        for start, size in _boxes(sizes[1:], rest, stop - row * inner):
+        for start, size in boxes_of(sizes[1:], rest, stop - row * inner):
             yield (row, *start), (1, *size)
         first = stop
 
