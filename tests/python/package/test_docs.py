@@ -185,6 +185,8 @@ OTHERS = [
     "offload_policy",
     "scale_grad_by_freq",
     "sparse",
+    "throw_on_early_termination",
+    "use_orig_params",
     "use_muon",
     "weights_only",
 ]
