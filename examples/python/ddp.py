@@ -41,11 +41,7 @@ def make(rank: int, device: torch.device) -> tuple[DistributedDataParallel, Muon
     net = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
     model = DistributedDataParallel(net.to(device))
     optimizer = Muon(
-        model.parameters(),
-        lr=0.01,
-        adjust_lr_fn="match_rms_adamw",
-        weight_decay=0.0,
-        process_group=model.process_group,
+        model.parameters(), lr=0.01, adjust_lr_fn="match_rms_adamw", weight_decay=0.0, process_group=model.process_group
     )
     return model, optimizer
 

@@ -76,6 +76,14 @@ typedef enum tch_adjust_lr_fn {
     TCH_ADJUST_LR_PLAIN = 2            /* lr */
 } tch_adjust_lr_fn;
 
+/* The type of Muon's products for parameters other than float64, where the device multiplies bfloat16; elsewhere it is
+ * float32. */
+typedef enum tch_ns_dtype {
+    TCH_NS_AUTO = 0,     /* bfloat16, with Gram matrices in float16 where there are kernels for both (Hopper) */
+    TCH_NS_BFLOAT16 = 1, /* bfloat16 alone; TCH_ORTHO_MINIMAX becomes two more steps of Polar Express */
+    TCH_NS_FLOAT32 = 2
+} tch_ns_dtype;
+
 /* Precision of products with float32 gradients. Roots and bases always reach their own tolerance. */
 typedef enum tch_precision {
     TCH_PRECISION_HIGH = 0,   /* TF32 on a GPU that has it: operands are rounded to 11 bits, far below gradient noise */
@@ -160,6 +168,7 @@ typedef struct tch_optim_config {
         double ns_coefficients[3]; /* for TCH_ORTHO_MUON; all 0: its published ones */
         int32_t ns_steps;          /* 0: the method's usual number, 5, 5 or 3 */
         tch_adjust_lr_fn adjust_lr_fn;
+        tch_ns_dtype ns_dtype;
     } muon;
 
     struct {

@@ -11,6 +11,7 @@ static const char *const decays[] = {"decoupled", "l2", "cautious", NULL};
 static const char *const graftings[] = {"none", "sgd", "adagrad", "rmsprop", "adam", NULL};
 static const char *const policies[] = {"skip", "raise", "ignore", NULL};
 static const char *const adjust_lr_fns[] = {"original", "match_rms_adamw", "plain", NULL};
+static const char *const ns_dtypes[] = {"auto", "bfloat16", "float32", NULL};
 static const char *const precisions[] = {"high", "highest", NULL};
 static const char *const state_dtypes[] = {"float32", "bfloat16", "int8", NULL};
 static const char *const root_dtypes[] = {"float32", "bfloat16", NULL};
@@ -62,6 +63,7 @@ static const py_field fields[] = {
     {AT(muon.ns_coefficients), PY_TRIPLE, NULL},
     {AT(muon.ns_steps), PY_INT32, NULL},
     {AT(muon.adjust_lr_fn), PY_WORD, adjust_lr_fns},
+    {AT(muon.ns_dtype), PY_WORD, ns_dtypes},
     {AT(memory.master_weights), PY_BOOL, NULL},
     {AT(memory.stochastic_rounding), PY_BOOL, NULL},
     {AT(memory.state_dtype), PY_WORD, state_dtypes},

@@ -345,17 +345,18 @@ static tch_status run_long_step(tch_context *context, const schulz_arithmetic *h
 tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x, int64_t all,
                                      void *scratch, tch_matrices *result)
 {
-    int32_t fine;
+    int32_t deferred;
     schulz_buffers s;
     tchi_arena arena = {.base = scratch};
     layout(&s, &arena, ortho, x);
     *result = *x;
-    TCHI_TRY(context->backend->matrix->normalize(context->state, ortho->eps, x, all, s.scale, &fine));
+    TCHI_TRY(context->backend->matrix->normalize(context->state, ortho->eps, x, all, s.scale, &deferred));
+    bool fine = deferred && !ortho->without_f16;
     tchi_ortho plan = ortho->longs > 0 && !fine && tchi_scalar_size(x->type) == 2 ? without_long_steps(ortho) : *ortho;
     for (int32_t k = 0; k < plan.steps;) {
         int32_t count = tchi_ortho_run(&plan, k, x->rows, x->cols, fine);
         bool short_m = fine && (k < plan.longs || count > 1);
-        schulz_arithmetic how = {fine ? s.scale : NULL, k == 0, short_m ? TCH_SCALAR_F16 : x->type,
+        schulz_arithmetic how = {deferred ? s.scale : NULL, k == 0, short_m ? TCH_SCALAR_F16 : x->type,
                                  short_m ? FINE_UNIT : 1.0};
         TCHI_TRY(k < plan.longs ? run_long_step(context, &how, minimax + k, result, &s)
                                 : run_steps(context, &how, plan.step + k, count, result, &s));

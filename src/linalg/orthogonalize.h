@@ -22,6 +22,7 @@ typedef struct tchi_schulz_step {
 typedef struct tchi_ortho {
     double eps;
     int32_t steps, longs;
+    bool without_f16;                                               /* no Gram matrix in float16 */
     tchi_schulz_step step[TCHI_ORTHO_MOST_STEPS + TCHI_ORTHO_MORE]; /* used from index `longs` on */
 } tchi_ortho;
 

@@ -63,6 +63,8 @@ static const tchi_option rows[] = {
     {"muon_coefficients[2]", AT(muon.ns_coefficients[2]), TCHI_REAL, 0, -1e3, 1e3, "-1000 to 1000"},
     {"muon_steps", AT(muon.ns_steps), TCHI_INT32, 0, 0, 100, "1 to 100, or 0"},
     {"muon_lr", AT(muon.adjust_lr_fn), TCHI_INT32, 0, 0, TCH_ADJUST_LR_PLAIN, "one of tch_adjust_lr_fn"},
+    {"muon_ns_dtype", AT(muon.ns_dtype), TCHI_INT32, TCHI_LOCAL | TCHI_OPTIONAL, 0, TCH_NS_FLOAT32,
+     "one of tch_ns_dtype"},
     {"master_weights", AT(memory.master_weights), SWITCH(0)},
     {"stochastic_rounding", AT(memory.stochastic_rounding), SWITCH(0)},
     {"state_dtype", AT(memory.state_dtype), TCHI_INT32, TCHI_LOCAL | TCHI_OPTIONAL, 0, TCH_STATE_INT8,

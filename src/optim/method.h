@@ -62,9 +62,9 @@ typedef struct tchi_block_method {
     /* --- groups of ranks */
     /* For sharded parameters: the gradient filter, with moments[0], stays with the shards, and filtered gradients of
      * this type are sent. NULL: gradients are sent. */
-    tch_scalar (*filtered_type)(const tch_context *context, tch_scalar real);
+    tch_scalar (*filtered_type)(const tch_context *context, const tch_optim_config *config, tch_scalar real);
     /* The type that represents a direction without loss. NULL: that of the arithmetic. */
-    tch_scalar (*direction_type)(const tch_context *context, tch_scalar real);
+    tch_scalar (*direction_type)(const tch_context *context, const tch_optim_config *config, tch_scalar real);
     /* Factor of the learning rate for a matrix of this size. NULL: 1, or included in the direction. */
     double (*step_factor)(const tch_optim_config *config, double rows, double cols);
 

@@ -114,14 +114,21 @@ static int32_t row_moments_shape(const tchi_block_batch *block_batch, const tchi
 
 /* --- a run of blocks --------------------------------------------------------------------------------------------- */
 
+static tch_scalar product_type(const tch_context *context, const tch_optim_config *config, tch_scalar real)
+{
+    return config->muon.ns_dtype == TCH_NS_FLOAT32 ? real : tchi_ortho_type(context, real);
+}
+
 static tchi_ortho ortho_of(const tch_optim_config *config)
 {
     const double *c = config->muon.ns_coefficients;
     int32_t steps = config->muon.ns_steps > 0 ? config->muon.ns_steps : tchi_ortho_usual_steps(config->muon.method);
+    tchi_ortho ortho = tchi_ortho_of(config->muon.method, steps, config->eps);
     if (config->muon.method == TCH_ORTHO_MUON && (c[0] != 0.0 || c[1] != 0.0 || c[2] != 0.0)) {
-        return tchi_ortho_repeating((tchi_schulz_step){c[0], c[1], c[2]}, steps, config->eps);
+        ortho = tchi_ortho_repeating((tchi_schulz_step){c[0], c[1], c[2]}, steps, config->eps);
     }
-    return tchi_ortho_of(config->muon.method, steps, config->eps);
+    ortho.without_f16 = config->muon.ns_dtype == TCH_NS_BFLOAT16;
+    return ortho;
 }
 
 /* The gathered matrices and the scratch of their orthogonalization. */
@@ -129,7 +136,7 @@ static int64_t muon_work(const tch_context *context, const tch_optim_config *con
                          const tchi_block_batch *block_batch)
 {
     tchi_ortho ortho = ortho_of(config);
-    tchi_work work = tchi_work_of(block_batch, tchi_ortho_type(context, block_batch->real));
+    tchi_work work = tchi_work_of(block_batch, product_type(context, config, block_batch->real));
     tch_matrices one = tchi_work_matrices(&work, NULL, 1);
     return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
 }
@@ -273,7 +280,7 @@ static tch_status finish_run(void *argument)
 static tch_status step_run(tch_optimizer *o, const tchi_run *run)
 {
     const tch_optim_config *config = &tchi_group_at(o, run->block_batch->group)->config;
-    tch_scalar type = tchi_ortho_type(o->context, run->block_batch->real);
+    tch_scalar type = product_type(o->context, config, run->block_batch->real);
     muon_run r = {o, config, *run, tchi_work_of(run->block_batch, type)};
     tchi_recording_key key = tchi_run_key(o, run, tchi_recording_number(config->eps));
     TCHI_TRY(gather_run(&r));
@@ -291,8 +298,8 @@ static const tchi_block_method muon_blocks = {
     .transposes_tall = true,
     .moments = name_moments,
     .clock_rule = clock_rule,
-    .filtered_type = tchi_ortho_type,
-    .direction_type = tchi_ortho_type,
+    .filtered_type = product_type,
+    .direction_type = product_type,
     .step_factor = muon_factor,
     .work = muon_work,
     .step = step_group,
@@ -316,7 +323,7 @@ static const tchi_block_method normuon_blocks = {
     .block_state_name = "exp_avg_sq",
     .block_state_shape = row_moments_shape,
     .clock_rule = clock_rule,
-    .filtered_type = tchi_ortho_type,
+    .filtered_type = product_type,
     .step_factor = normuon_factor,
     .work = normuon_work,
     .step = step_group,

@@ -96,6 +96,7 @@ static const test_range ranges[] = {
     {FIELD(muon.method), 0, 2, {-1, 3}},
     {FIELD(muon.ns_steps), 0, 3, {-1, -5, 101}},
     {FIELD(muon.adjust_lr_fn), 0, 2, {-1, 3}},
+    {FIELD(muon.ns_dtype), 0, 2, {-1, 3}},
     {FIELD(memory.master_weights), 0, 2, {-1, 2}},
     {FIELD(memory.stochastic_rounding), 0, 2, {-1, 2}},
     {FIELD(numerics.nonfinite), 0, 2, {-1, 3}},

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
+
 from .arguments import AdamWArguments, Matrices, MemoryArguments, NumericsArguments
 from .base import outside
-from .options import ADAMW, COMMON, Options, number, or_else, plain, same, shown
+from .options import ADAMW, COMMON, Options, dtype_name, number, or_else, plain, same, shown
 from .second_order import SecondOrder
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ class Muon(SecondOrder):
         method: 'minimax', polynomials of degree 17, 17 and 9, 'polar_express', a different one of degree 5 in each
             step, or 'muon', (3.4445, -4.7750, 2.0315) in every step. None means 'minimax', or, with a warning,
             'polar_express' if `ns_steps` is given.
+        ns_dtype: of the products on a GPU that multiplies bfloat16: 'auto', bfloat16 with float16 where that is faster
+            and more accurate (Hopper), 'bfloat16' alone, or 'float32'.
         adamw: an `AdamWArguments`, or a dictionary of its arguments. Its default lr is 0.3 lr, or lr with
             adjust_lr_fn='match_rms_adamw'. The lr of a group with use_adamw=True is AdamW's.
 
@@ -82,6 +86,7 @@ class Muon(SecondOrder):
         *same("ns_coefficients", struct="muon", convert=_coefficients),
         *same("adjust_lr_fn", struct="muon", convert=or_else("original")),
         *same("method", "ns_steps", struct="muon"),
+        *same("ns_dtype", struct="muon", convert=dtype_name),
         *same("momentum", "eps", convert=number),
         *same("nesterov"),
         *ADAMW,
@@ -101,6 +106,7 @@ class Muon(SecondOrder):
         adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
         *,
         method: Literal["minimax", "polar_express", "muon"] | None = None,
+        ns_dtype: Literal["auto", "bfloat16", "float32"] | torch.dtype = "auto",
         adamw: AdamWArguments | Mapping[str, Any] | None = None,
         memory: MemoryArguments | Mapping[str, Any] | None = None,
         numerics: NumericsArguments | Mapping[str, Any] | None = None,

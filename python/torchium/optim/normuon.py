@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
+
 from .arguments import AdamWArguments, Matrices, MemoryArguments, NumericsArguments
 from .muon import Muon, usual_steps
 from .options import Options, number, same
@@ -41,6 +43,7 @@ class NorMuon(Muon):
         eps: beside the root of v, and the least norm that a matrix is divided by before the first Newton-Schulz step.
         ns_steps: of the orthogonalization, see `Muon`.
         method: of the orthogonalization, see `Muon`.
+        ns_dtype: of the orthogonalization, see `Muon`.
         adjust_lr_fn: s: 'match_rms_adamw' for 0.2 sqrt(max(m, n)), None or 'original' for sqrt(max(1, m / n)).
         adamw: an `AdamWArguments`, or a dictionary of its arguments. Its lr of None means lr, or 0.3 lr where
             `adjust_lr_fn` is not 'match_rms_adamw'. The lr of a
@@ -69,6 +72,7 @@ class NorMuon(Muon):
         adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = "match_rms_adamw",
         *,
         method: Literal["minimax", "polar_express", "muon"] | None = None,
+        ns_dtype: Literal["auto", "bfloat16", "float32"] | torch.dtype = "auto",
         adamw: AdamWArguments | Mapping[str, Any] | None = None,
         memory: MemoryArguments | Mapping[str, Any] | None = None,
         numerics: NumericsArguments | Mapping[str, Any] | None = None,

@@ -90,11 +90,15 @@ static int64_t base_of(const tch_placement *placement, int32_t ndim, int32_t ran
 static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
 {
     const tchi_block_method *blocks = o->method->blocks;
-    bool l2 = tchi_adds_decay(&tchi_group_at(o, p->group)->config);
-    tch_scalar direction = blocks->direction_type == NULL ? p->real : blocks->direction_type(o->context, p->real);
+    const tch_optim_config *config = &tchi_group_at(o, p->group)->config;
+    bool l2 = tchi_adds_decay(config);
+    tch_scalar direction =
+        blocks->direction_type == NULL ? p->real : blocks->direction_type(o->context, config, p->real);
     p->filters = sharded && blocks->filtered_type != NULL;
     p->by_value = !sharded && tchi_scalar_size(direction) >= tchi_scalar_size(p->type);
-    p->wire_in = p->filters ? blocks->filtered_type(o->context, p->real) : l2 && !p->by_value ? p->real : p->type;
+    p->wire_in = p->filters           ? blocks->filtered_type(o->context, config, p->real)
+                 : l2 && !p->by_value ? p->real
+                                      : p->type;
     p->wire_out = p->by_value ? p->type : direction;
 }
 

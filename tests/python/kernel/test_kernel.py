@@ -111,13 +111,7 @@ def test_numbers_of_every_type(device):
 
 
 @pytest.mark.parametrize(
-    "dtype, c",
-    [
-        (torch.bool, "bool"),
-        (torch.int16, "short"),
-        (torch.complex64, "float2"),
-        (torch.float64, "void"),
-    ],
+    "dtype, c", [(torch.bool, "bool"), (torch.int16, "short"), (torch.complex64, "float2"), (torch.float64, "void")]
 )
 def test_arrays_of_every_type(device, dtype, c):
     size = torch.empty((), dtype=dtype).element_size()

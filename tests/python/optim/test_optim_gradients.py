@@ -3,17 +3,7 @@ shared."""
 
 import pytest
 import torch
-from optim_cases import (
-    CLASSES,
-    Trial,
-    assert_same_bits,
-    copies,
-    exact,
-    loss_of,
-    make,
-    train,
-    trained,
-)
+from optim_cases import CLASSES, Trial, assert_same_bits, copies, exact, loss_of, make, train, trained
 
 SHAPES = [(6, 6), (4, 4), (5,), (), (5, 5)]
 
