@@ -5,12 +5,12 @@ over steps and over seconds.
     PYTHONPATH=build/release/python bench/train_lm.py --size 33m --sweep
     PYTHONPATH=build/release/python bench/train_lm.py --size cpu --steps 60 --optimizers torch-adamw,muon --out a.json
 
-All start from the same weights and see the same batches: cosine schedule with a warm-up, gradients clipped to a norm of
-1, on a GPU bfloat16 autocast and one compiled model. --sweep first finds the learning rates of every method, in short
-runs that are recorded: three rates of the matrices at the larger rate of the rest, more of them while the best
-is the least or the largest, then the other rates of the rest at the best. Others are compared where they can be
-imported, or lie in folders named by --peer-path or by TORCHIUM_PEERS: github.com/nikhilvyas/SOAP, microsoft/dion,
-facebookresearch/optimizers, HomebrewML/HeavyBall. A run that fails is reported and does not end the others; figures are
+All runs start from the same weights and use the same batches, a cosine schedule with warm-up and gradients clipped to
+norm 1; on a GPU with bfloat16 autocast and a compiled model. --sweep first tunes the learning rates of each method in
+short runs, which are recorded: three rates of the matrices at the largest rate of the rest, further ones while the best
+is at the edge of the grid, then the other rates of the rest. Other implementations are included if they can be imported
+or are in a folder of --peer-path or TORCHIUM_PEERS: github.com/nikhilvyas/SOAP, microsoft/dion,
+facebookresearch/optimizers, HomebrewML/HeavyBall. A failed run is reported, and the others continue. Results are
 written after every run.
 """
 
@@ -27,17 +27,17 @@ import torch
 from lm import text
 from lm.model import SIZES
 from lm.optimizers import BASELINE, ENTRIES, METHODS, chosen
-from lm.training import EVERY, LAST, Course, last_loss, reached
+from lm.training import EVERY, LAST, last_loss, of_text, reached
 from plots import training as picture
 from timing import machine
 
-FURTHER = 3  # rates that a sweep may try beyond its first
-SWEEP_LAST = 2  # points that the last loss of a sweep's short run is the mean of
+FURTHER = 3  # rates a sweep may add to its grid
+SWEEP_LAST = 2  # points of the curve averaged for the final loss of a sweep run
 IMAGES = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "docs", "images")
 
 
 class Report:
-    """Figures of all runs, written after each of them."""
+    """The results of all runs, written after each."""
 
     def __init__(self, args, described):
         self.out, self.svg = args.out, args.svg
@@ -46,16 +46,16 @@ class Report:
             with open(self.out, encoding="ascii") as file:
                 old = json.load(file)
             if old["course"] != figures.plain(described["course"]):
-                raise SystemExit(f"{self.out} is of another course: --append keeps rows of the same one alone")
+                raise SystemExit(f"{self.out} has results of other settings, which --append cannot extend")
             self.figures |= {"sweep": old["sweep"], "runs": old["runs"]}
 
     def rates(self, method):
-        """Those that a sweep chose, or the ones that are known to be good."""
+        """The rates chosen by a sweep, or else the defaults."""
         found = [row for row in self.figures["sweep"] if row["method"] == method and row["chosen"]]
         return (found[-1]["matrices"], found[-1]["rest"]) if found else METHODS[method].rates
 
     def attempt(self, what, function, *arguments):
-        """A run that fails is recorded, and the next one starts."""
+        """Records a failure instead of raising it."""
         try:
             return function(*arguments)
         except Exception as failure:
@@ -71,11 +71,11 @@ class Report:
         self.write()
 
     def compare(self):
-        """When each was where PyTorch's AdamW ended."""
+        """Finds when each run reached the final loss of PyTorch's AdamW."""
         goal = next((one["loss"] for one in self.figures["runs"] if one["name"] == BASELINE), None)
         for one in self.figures["runs"]:
             there = reached(one, goal) if goal is not None and math.isfinite(goal) else None
-            if one["name"] == BASELINE:  # which may have been as low on its way
+            if one["name"] == BASELINE:  # its loss may have been as low before the end
                 there = one["curve"]["steps"][-1], one["curve"]["seconds"][-1]
             one["steps_to_adamw"], one["seconds_to_adamw"] = there or (None, None)
 
@@ -86,12 +86,12 @@ class Report:
 
 
 def best(tried):
-    """The row with the least last loss; a loss that is not a number is worse than any."""
+    """The row with the lowest final loss; NaN is the worst."""
     return min(tried, key=lambda row: row["loss"] if math.isfinite(row["loss"]) else math.inf)
 
 
 def beyond(tried):
-    """A rate of the matrices past the best where that is the least or the largest tried, or None."""
+    """The next rate beyond the best one if that is at the edge of the grid, else None."""
     rates = [row["matrices"] for row in tried]
     found = best(tried)["matrices"]
     if found == min(rates):
@@ -100,7 +100,7 @@ def beyond(tried):
 
 
 def sweep(course, report, method, steps):
-    """Short runs at several rates."""
+    """Tunes the rates of a method in short runs."""
     tried, plan = [], METHODS[method]
     entry = ENTRIES[plan.by]
 
@@ -160,7 +160,7 @@ def cells(row):
 
 
 def table(rows):
-    """As the pages have it, so that it can be taken over."""
+    """Prints a Markdown table for the docs."""
     lines = [HEAD, *map(cells, rows)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(HEAD))]
     lines.insert(1, ["-" * width for width in widths])
@@ -178,21 +178,21 @@ def arguments():
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sweep", action="store_true", help="find learning rates first")
     parser.add_argument("--sweep-steps", type=int, default=100)
-    parser.add_argument("--rates-of", metavar="FILE", help="learning rates of the sweep in these figures")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the batches")
+    parser.add_argument("--rates-of", metavar="FILE", help="take learning rates from the sweep in this file")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the batches")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--eager", action="store_true", help="do not compile the model; on the CPU it never is")
-    parser.add_argument("--out", help="figures; bench/results/train-lm-SIZE.json")
-    parser.add_argument("--svg", help="the picture; next to --out, or docs/images/train-lm-SIZE.svg")
-    parser.add_argument("--append", action="store_true", help="keep the other runs that are in the file already")
+    parser.add_argument("--eager", action="store_true", help="do not compile the model (never compiled on the CPU)")
+    parser.add_argument("--out", help="results; default: bench/results/train-lm-SIZE.json")
+    parser.add_argument("--svg", help="plot; default: next to --out, or docs/images/train-lm-SIZE.svg")
+    parser.add_argument("--append", action="store_true", help="keep other runs of the file")
     parser.add_argument("--peer-path", action="append", default=[], metavar="DIR", help="folder of a peer")
     parser.add_argument("--cache", default=os.path.join(tempfile.gettempdir(), "torchium-train-lm"))
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no run is begun")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further run starts")
     return settle(parser, parser.parse_args())
 
 
 def settle(parser, args):
-    """Replaces what was given as words by what it means."""
+    """Parses and validates arguments."""
     args.names, unknown = chosen(args.optimizers)
     if unknown:
         parser.error(f"--optimizers: there is no {', '.join(unknown)}; only {', '.join(ENTRIES)}, all, ours and peers")
@@ -240,7 +240,7 @@ def present(names):
 
 
 def borrow(report, path):
-    """The sweep of another size."""
+    """Takes the sweep of another size."""
     with open(path, encoding="ascii") as file:
         report.figures["sweep"] = json.load(file)["sweep"]
 
@@ -251,8 +251,8 @@ def main():
     corpus = text.load(size.packages, size.text, size.vocabulary, args.cache)
     device = torch.device(args.device)
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # as our products are by default: others' are not to be slower by it
-    course = Course(size, corpus, device, args.seed, device.type == "cuda" and not args.eager)
+        torch.set_float32_matmul_precision("high")  # the precision of our products, also for the peers
+    course = of_text(size, corpus, device, args.seed, device.type == "cuda" and not args.eager)
     report = Report(args, describe(args, course, corpus))
     if args.rates_of:
         borrow(report, args.rates_of)

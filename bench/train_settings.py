@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains the GPT of train_lm.py in many settings: every head, warm-up, schedule, seed and number of steps asked for,
-each optimizer at every rate of the matrices, in whole schedules; a row of figures for each.
+"""Trains the GPT of train_lm.py, or an image classifier, in many settings: every head, warm-up, schedule, seed and
+number of steps asked for, each optimizer at every rate of the matrices, in whole schedules; a row of figures for each.
 
     PYTHONPATH=build/release/python bench/train_settings.py --size 33m --head normal,zero --warm-up 0.13,0.33 \\
         --optimizers muon:0.012,shampoo:0.004:0.008,shampoo:precondition_frequency=1:0.004
@@ -20,10 +20,10 @@ from dataclasses import replace
 
 import figures
 import torch
-from lm import text
+from lm import images, text
 from lm.model import HEADS, SIZES
 from lm.optimizers import ENTRIES, Ours
-from lm.training import Course
+from lm.training import of_text
 from timing import machine
 
 
@@ -56,7 +56,7 @@ def rows_of(course, args):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--size", choices=SIZES, default="cpu")
+    parser.add_argument("--size", choices=[*SIZES, *images.MODELS], default="cpu")
     parser.add_argument("--batch", type=int, help="sequences of a step, if not those of the size")
     parser.add_argument("--head", type=lambda words: words.split(","), default=["tied"], help=", ".join(HEADS))
     parser.add_argument("--warm-up", type=lambda words: list(map(float, words.split(","))), default=[0.1])
@@ -65,6 +65,7 @@ def arguments():
     parser.add_argument("--seeds", type=lambda words: list(map(int, words.split(","))), default=[0])
     parser.add_argument("--rest", type=float, default=6e-3, help="learning rate of what AdamW trains")
     parser.add_argument("--optimizers", type=lambda words: list(map(parsed, words.split(","))), required=True)
+    parser.add_argument("--bfloat16", action="store_true", help="parameters; ours take master_weights=True")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="do not compile the model; on the CPU it never is")
     parser.add_argument("--out", default=os.path.join(figures.RESULTS, "train-settings.json"))
@@ -76,16 +77,25 @@ def main():
     import torchium
 
     args = arguments()
-    device, size = torch.device(args.device), SIZES[args.size]
-    size = replace(size, batch=args.batch or size.batch)
+    device, compiled = torch.device(args.device), args.device == "cuda" and not args.eager
     torch.set_float32_matmul_precision("high")
-    corpus = text.load(size.packages, size.text, size.vocabulary, args.cache)
-    found = {"machine": machine(args.device, torchium.__version__), "text": corpus.summary, "settings": []}
+    found = {"machine": machine(args.device, torchium.__version__), "settings": []}
+    batch = images.BATCH
+    if args.size in SIZES:
+        size = replace(SIZES[args.size], batch=args.batch or SIZES[args.size].batch)
+        corpus, batch = text.load(size.packages, size.text, size.vocabulary, args.cache), size.batch
+        found["text"] = corpus.summary
     for head, seed in itertools.product(args.head, args.seeds):
-        course = Course(size, corpus, device, seed, device.type == "cuda" and not args.eager, head)
+        if args.size in SIZES:
+            course = of_text(size, corpus, device, seed, compiled, head)
+        else:
+            course = images.course(args.size, device, seed, compiled, head)
+        if args.bfloat16:
+            course.use_bfloat16()
         for schedule, warm_up in itertools.product(args.schedule, args.warm_up):
             course.schedule = {"schedule": schedule, "warm_up": warm_up}
-            setting = {"size": args.size, "batch": size.batch, "head": head, "seed": seed} | course.schedule
+            setting = {"size": args.size, "batch": batch, "head": head, "seed": seed} | course.schedule
+            setting |= {"bfloat16": True} if args.bfloat16 else {}
             found["settings"].append(setting | {"runs": []})
             print(setting, flush=True)
             for row in rows_of(course, args):

@@ -1,5 +1,5 @@
-"""The GPT that bench/train_lm.py trains: blocks of attention and of a feed-forward part, each behind an RMS norm,
-rotary positions, no biases, and the embedding as the head unless it has one of its own."""
+"""The GPT of bench/train_lm.py: pre-norm attention and feed-forward blocks with RMS norms, rotary positions and no
+biases. The head is the embedding or a separate layer."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ SIZES = {
 
 
 def rotate(x, angles):
-    """Pairs of the first and second half of each head's dimensions, turned by their position."""
+    """Rotary positions: dimension i is paired with i + half."""
     cos, sin = angles
     first, second = x.float().chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
@@ -39,7 +39,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        # Three matrices rather than one of three times the height: each is preconditioned as what it is.
+        # Separate matrices for query, key and value, so that each has its own preconditioner.
         self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.project = nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
@@ -54,11 +54,11 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
-TIED, NORMAL, ZERO = HEADS = ("tied", "normal", "zero")  # the embedding, or a layer that begins so
+TIED, NORMAL, ZERO = HEADS = ("tied", "normal", "zero")  # the embedding, or a layer with this initialization
 
 
 class GPT(nn.Module):
-    """From tokens and the tokens that follow them to the mean loss."""
+    """Maps tokens and their successors to the mean loss."""
 
     def __init__(self, size, vocabulary, head=TIED):
         super().__init__()
@@ -86,10 +86,10 @@ class GPT(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
 
     def matrices(self):
-        """What second-order methods are for: the matrices of the blocks."""
+        """The matrices of the blocks, which second-order methods update."""
         return [p for p in self.blocks.parameters() if p.ndim == 2]
 
     def rest(self):
-        """The embedding, the head and the vectors: AdamW's in every run."""
+        """The embedding, the head and vectors, which AdamW updates in every run."""
         chosen = {id(p) for p in self.matrices()}
         return [p for p in self.parameters() if id(p) not in chosen]

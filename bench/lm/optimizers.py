@@ -1,10 +1,8 @@
-"""The optimizers that bench/train_lm.py compares: PyTorch's AdamW, ours as a user would set them up, and peers where
-they can be imported.
+"""The optimizers compared by bench/train_lm.py: PyTorch's AdamW, ours, and other implementations that can be imported.
 
-Every maker gets the matrices of the blocks and the rest (the embedding, which is the head, and vectors), and a learning
-rate for each. The rest goes to AdamW in every run. Learning rates of a method hold for all that implement it: Muon here
-has the scale with which AdamW's rates carry over, Shampoo the length of Adam's steps, so that one number means the same
-to all.
+A maker gets the matrices of the blocks, the rest (embedding, head, vectors) and a learning rate for each. AdamW updates
+the rest in every run. All implementations of a method use the same learning rates: Muon matches the RMS of AdamW's
+updates, and Shampoo has Adam's norms by grafting.
 """
 
 import importlib.util
@@ -15,12 +13,12 @@ import peers
 import torch
 from peers import BETAS, DECAY
 
-WHOLE = 10000  # dimensions up to this size are not cut
-PERIOD = 10  # steps between two refreshes that are not adaptive
+WHOLE = 10000  # larger dimensions are divided into blocks
+PERIOD = 10  # interval of refreshes that are not adaptive
 
 
 def adamw_groups(matrices, rest, rates):
-    """Vectors and the embedding do not decay."""
+    """No weight decay for vectors and the embedding."""
     return [
         {"params": matrices, "lr": rates[0], "weight_decay": DECAY},
         {"params": rest, "lr": rates[1], "weight_decay": 0.0},
@@ -33,7 +31,7 @@ def torch_adamw(matrices, rest, rates):
 
 @dataclass(frozen=True)
 class Ours:
-    """Maker of our optimizer of a class, which does AdamW for the rest itself; a weight decay is the matrices'."""
+    """Makes one of our optimizers, which update the rest by AdamW themselves; a weight decay is for the matrices."""
 
     kind: str
     options: dict
@@ -87,7 +85,7 @@ def torch_muon(matrices, period, lr):
 class Entry:
     label: str
     make: Callable
-    method: str  # whose learning rates it takes
+    method: str  # determines the learning rates
     needs: str = "torchium"
 
     @property
@@ -133,7 +131,7 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Method:
-    """Learning rates to try first, of the matrices and of the rest, and who tries them; and those taken without a
+    """The grids of learning rates for the matrices and the rest, the entry that is swept, and the rates without a
     sweep."""
 
     matrices: tuple
@@ -153,7 +151,7 @@ METHODS = {
 
 
 def chosen(words):
-    """The names that `words` stands for: names, `ours`, `peers` and `all`, separated by commas; and what is unknown."""
+    """The entries named by `words` (names, `ours`, `peers` and `all`, separated by commas), and the unknown words."""
     sets = {
         "all": list(ENTRIES),
         "ours": [name for name, entry in ENTRIES.items() if entry.ours],

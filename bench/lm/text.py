@@ -1,9 +1,8 @@
-"""The text that bench/train_lm.py trains on: the Python sources that every machine with PyTorch has, those of the
-standard library and of installed packages, as numbers of a vocabulary.
+"""The training text of bench/train_lm.py: tokenized Python sources of the standard library and of installed packages.
 
-What is read depends on what is installed, so losses compare within one run and not from machine to machine. Files go in
-the order of a hash of their paths, which mixes packages and does not depend on where they lie; a text that occurs twice
-counts once; and whether a file is held out depends on its own text alone, so that more packages do not move the border.
+The text depends on the installed packages, so losses are comparable on one machine only. Files are ordered by a hash of
+their relative paths, which mixes packages; duplicates are removed; and a hash of a file's text decides whether it is
+held out, independently of other files.
 """
 
 import hashlib
@@ -13,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LARGEST = 1 << 20  # bytes: longer files are tables that a program has written
+LARGEST = 1 << 20  # bytes; larger files are generated tables
 HELD_OUT = 8  # of 256: the first byte of the text's hash
 END = "<|end|>"  # between files; a zero byte where the vocabulary is bytes
 
 
 @dataclass
 class Source:
-    """Files in their order: what to train on and what is held out, and what the cache knows them by."""
+    """Texts for training and held-out texts, in order, and the key of the cache."""
 
     train: list[str]
     held_out: list[str]
@@ -32,14 +31,14 @@ class Source:
 
 
 def folders(packages):
-    """Where sources lie: the standard library, and what is installed if `packages` is set."""
+    """The folders of sources: the standard library, and installed packages if `packages` is set."""
     places = sysconfig.get_paths()
     names = ("stdlib", "purelib", "platlib") if packages else ("stdlib",)
     return list(dict.fromkeys(os.path.realpath(places[name]) for name in names))
 
 
 def files(roots):
-    """(path relative to its folder, whole path) of every source; installed packages are not the standard library's."""
+    """(relative path, path) of every source; the standard library excludes installed packages."""
     for root in roots:
         for folder, below, names in os.walk(root):
             below[:] = [name for name in below if name not in ("site-packages", "dist-packages", "__pycache__")]
@@ -50,7 +49,7 @@ def files(roots):
 
 
 def content(path):
-    """The text of a file, or "" of one that cannot be read, is too long or is not UTF-8."""
+    """The text of a file, or "" if it cannot be read, is too long or is not UTF-8."""
     try:
         if os.path.getsize(path) > LARGEST:
             return ""
@@ -61,7 +60,7 @@ def content(path):
 
 
 def gather(roots, most):
-    """Sources until there are `most` bytes of them."""
+    """At most about `most` bytes of sources."""
     found = Source([], [], "")
     seen, size = set(), 0
     for _, path in sorted(files(roots), key=lambda pair: (hashlib.sha256(pair[0].encode()).digest(), pair)):
@@ -82,7 +81,7 @@ def gather(roots, most):
 
 
 class Bytes:
-    """The 256 bytes; files end with a zero."""
+    """Bytes as tokens; files end with a zero."""
 
     name, size = "bytes", 256
 
@@ -91,10 +90,10 @@ class Bytes:
 
 
 class Trained:
-    """A byte-level BPE vocabulary, trained by the package tokenizers on the first part of the text."""
+    """A byte-level BPE vocabulary, trained by the package tokenizers on the beginning of the text."""
 
     SAMPLE = 24_000_000  # characters
-    AT_ONCE = 512  # files: encodings are many times as large as their text
+    AT_ONCE = 512  # files, since encodings are many times larger than their text
 
     def __init__(self, size, path, texts):
         import tokenizers
@@ -135,7 +134,7 @@ class Trained:
 
 
 def vocabulary(size, cache, source):
-    """One of `size` where the package tokenizers is installed, or else bytes."""
+    """A BPE vocabulary of `size` if the package tokenizers is installed, else bytes."""
     if size > Bytes.size:
         try:
             return Trained(size, os.path.join(cache, f"bpe-{size}-{source.digest[:16]}.json"), source.train)
@@ -156,7 +155,7 @@ class Corpus:
 
 
 def load(packages, most, vocabulary_size, cache):
-    """The text as numbers, from the cache where it is there."""
+    """The tokenized text, cached on disk."""
     source = gather(folders(packages), most)
     os.makedirs(cache, exist_ok=True)
     words = vocabulary(vocabulary_size, cache, source)

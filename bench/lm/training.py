@@ -1,7 +1,7 @@
-"""One training run of bench/train_lm.py, and what is measured of it.
+"""Training runs of bench/train_lm.py and their measurements.
 
-All runs of a course share the model, compiled once, its first weights and the batches. Nothing in the loop waits for a
-GPU: losses stay on the device and times are events, read when the run is over.
+All runs of a course share the model, compiled once, its initial weights and the batches. The loop never waits for the
+GPU: losses stay on the device, and times are events that are read after the run.
 """
 
 import gc
@@ -13,18 +13,18 @@ import torch
 
 from lm.model import GPT, TIED
 
-EVERY = 5  # steps that a point of a curve is the mean of
+EVERY = 5  # steps averaged for a point of the curve
 LAST = 4  # points averaged for the final loss: single batches vary by 5 %
 WARM_UP = 0.1  # of the steps
-LINEAR = 0.3  # of the steps: the last ones of a linear schedule
+LINEAR = 0.3  # share of the steps in which a linear schedule decreases
 CLIP = 1.0
 HELD_OUT = 8  # batches
-FIRST_STEPS = 2  # not timed: optimizers compile here what they compile
-SETTLED = 10  # steps: before, state is made and steps are recorded; the slowest step is one behind them
+FIRST_STEPS = 2  # warm-up steps, in which models and optimizers compile
+SETTLED = 10  # steps excluded from the slowest step: they allocate state and record graphs
 
 
 def factor(step, steps, schedule="cosine", warm_up=WARM_UP):
-    """Of the learning rate: a line up, then a cosine down to nothing, or constant and then a line."""
+    """The factor of the learning rate: linear warm-up, then a cosine to 0, or constant and finally linear."""
     warm_up = max(1, round(warm_up * steps))
     if step < warm_up:
         return (step + 1) / warm_up
@@ -34,10 +34,11 @@ def factor(step, steps, schedule="cosine", warm_up=WARM_UP):
 
 
 class Batches:
-    """Windows of the text, side by side, in an order drawn once for a seed; the text comes again when it is over."""
+    """Adjacent windows of the text in a random order that depends on the seed, repeated when exhausted."""
 
     def __init__(self, tokens, size, seed, device):
         self.size, self.windows = size, (len(tokens) - 1) // size.context
+        self.count = self.windows // size.batch
         if self.windows < size.batch:
             raise SystemExit(f"the text has {self.windows} windows of {size.context} tokens, a step needs {size.batch}")
         self.tokens = torch.from_numpy(tokens.astype("int32")).to(device)
@@ -52,7 +53,7 @@ class Batches:
 
 
 class Stamps:
-    """Times on the device, or the clock's on the CPU, in seconds after the first."""
+    """Times in seconds since the first mark: of events on a GPU, of the clock on the CPU."""
 
     def __init__(self, device):
         self.cuda, self.marks = torch.device(device).type == "cuda", []
@@ -73,28 +74,30 @@ class Stamps:
 
 
 class Course:
-    """What all runs share."""
+    """The state shared by all runs."""
 
-    def __init__(self, size, corpus, device, seed, compiled, head=TIED, **schedule):
-        self.size, self.device, self.schedule = size, device, schedule
-        self.train = Batches(corpus.train, size, seed, device)
-        self.held_out = Batches(corpus.held_out, size, seed, device)
-        torch.manual_seed(seed)
-        self.model = GPT(size, corpus.vocabulary, head).to(self.device)
+    def __init__(self, model, train, held_out, device, compiled, **schedule):
+        self.train, self.held_out, self.device, self.schedule = train, held_out, device, schedule
+        self.model = model.to(device)
         self.first = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.compiled = torch.compile(self.model) if compiled else self.model
+
+    def use_bfloat16(self):
+        for p in self.model.parameters():
+            p.data = p.data.bfloat16()
+        self.first = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def loss(self, batch):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.compiled(*batch)
 
     def begin(self, entry, rates):
-        """The first weights, and an optimizer for them."""
+        """Restores the initial weights and creates an optimizer."""
         self.model.load_state_dict(self.first)
         return entry.make(self.model.matrices(), self.model.rest(), rates)
 
     def step(self, optimizer, index, stamps):
-        """One step; the optimizer's part lies between two stamps."""
+        """One step; two stamps enclose the optimizer's part."""
         loss = self.loss(self.train[index])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
@@ -105,18 +108,18 @@ class Course:
         return loss.detach()
 
     def warm_up(self, entry, rates):
-        """Steps that are not counted: the model is compiled in the first of all, and what others compile in theirs."""
+        """Untimed steps, in which models and optimizers compile."""
         optimizer = self.begin(entry, rates)
         for index in range(FIRST_STEPS):
             self.step(optimizer, index, Stamps(self.device))
 
     def validate(self):
-        """With unused gradients: without them the model would be compiled once more."""
-        count = max(1, min(HELD_OUT, self.held_out.windows // self.size.batch))
+        """Gradients are enabled, since the model would be compiled again without."""
+        count = max(1, min(HELD_OUT, self.held_out.count))
         return statistics.fmean(self.loss(self.held_out[index]).item() for index in range(count))
 
     def run(self, entry, rates, steps):
-        """A whole run, as a row of figures."""
+        """A whole run, as a row of results."""
         before = self.forget()
         optimizer = self.begin(entry, rates)
         scheduled = [(group, float(group["lr"])) for group in optimizer.param_groups]
@@ -135,7 +138,7 @@ class Course:
         return curve(losses, seconds) | figures | {"held_out_loss": self.validate()}
 
     def forget(self):
-        """Gives the last run's memory back; what is left is the model's."""
+        """Frees the memory of the previous run; returns what the model uses."""
         gc.collect()
         if self.device.type != "cuda":
             return 0
@@ -145,7 +148,7 @@ class Course:
         return torch.cuda.memory_allocated()
 
     def memory(self, before):
-        """Gigabytes: PyTorch's peak, what stays between steps in addition to the model, and the pool of our library."""
+        """Gigabytes: PyTorch's peak, the state beyond the model, and our library's pool."""
         import torchium
 
         pools = [value["reserved"] for name, value in torchium.memory_report().items() if name.startswith("cuda")]
@@ -156,8 +159,14 @@ class Course:
         }
 
 
+def of_text(size, corpus, device, seed, compiled, head=TIED):
+    torch.manual_seed(seed)
+    texts = (Batches(tokens, size, seed, device) for tokens in (corpus.train, corpus.held_out))
+    return Course(GPT(size, corpus.vocabulary, head), *texts, device, compiled)
+
+
 def curve(losses, seconds):
-    """Means of the loss with the steps and seconds at their ends, and the times of the optimizer's part."""
+    """Averaged losses with their last steps and seconds, and the times of the optimizer's part."""
     ends = list(range(EVERY, len(losses) + 1, EVERY)) or [len(losses)]
     steps_ms = [1e3 * (after - before) for before, after in zip(seconds[1::2], seconds[2::2], strict=True)]
     points = [statistics.fmean(losses[max(0, end - EVERY) : end]) for end in ends]
