@@ -1,12 +1,12 @@
-/* The ways to compute norms and squares of per-sample gradients on CUDA, which sample_norms.cu chooses from,
- * and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile i of sample b
- * adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a sum of
- * terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute
- * values, which tell how much of the terms has canceled.
+/* Kernels for norms and squares of per-sample gradients on CUDA; sample_norms.cu chooses among them, and the benchmark
+ * times each. A norm kernel stores the contribution of tile i of sample b to the squared norm in parts[b tiles + i], in
+ * float64; they are summed afterwards in that order. In Gram form a norm is a sum of terms <a_s, a_t> <g_s, g_t> of
+ * both signs; `sizes` is NULL or receives, in the same places, the sums of their absolute values, which show
+ * cancellation.
  *
- * With `bias` A has a column of ones more, whose part of the gradient is the bias's. In Gram form that is 1 more in
- * every <a_s, a_t>, which costs nothing; in tile form it would be another row of tiles, and sums over positions are
- * quicker. Positions that fill up a tile have no G, and 1 there is multiplied by 0. */
+ * With `bias` A has an additional column of ones for the gradient of the bias. In Gram form it adds 1 to every
+ * <a_s, a_t> at no cost; in tile form it would add a row of tiles, so sums over positions are used instead. Positions
+ * that pad a tile have G = 0, so a 1 there has no effect. */
 #ifndef TCHI_CUDA_SAMPLE_NORMS_H
 #define TCHI_CUDA_SAMPLE_NORMS_H
 
@@ -18,14 +18,14 @@
 /* --- norms ------------------------------------------------------------------------------------------------------- */
 
 typedef enum tchi_norms_form {
-    TCHI_NORMS_GRAM, /* <A A', G G'>, both positions by positions */
+    TCHI_NORMS_GRAM, /* <A A', G G'>, Gram matrices over positions */
     TCHI_NORMS_TILES /* |G' A|^2, tile by tile */
 } tchi_norms_form;
 
 /* Any type. */
 tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         bool gram, bool bias, double *parts, double *sizes, int64_t *tiles);
-/* Tile form of the listed matrices only, at their usual places among the parts; the length of the list is on the
+/* Tile form of the listed matrices only, with their usual indices in `parts`; the length of the list is on the
  * device. */
 tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                          bool bias, const int32_t *list, const int32_t *count, double *parts,
@@ -40,13 +40,13 @@ bool tchi_cuda_sample_norms_wgmma_supported(const tchi_cuda_state *state, const 
 tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         double *parts, int64_t *tiles);
 
-/* Of the Gram kernels of float32 for sm_90: tiles of 128 by 128, and k-tiles of 32 numbers of each row. */
+/* Gram kernels of float32 for sm_90: tiles of 128 by 128, k-tiles of 32 elements per row. */
 #define TCHI_GRAM_TILE 128
 #define TCHI_GRAM_DEPTH 32
 #define TCHI_GRAM_KTILE_BYTES (TCHI_GRAM_TILE * TCHI_GRAM_DEPTH * 4)
 
-/* Gram form of float32 by wgmma, for sm_90 and rows aligned to 16 bytes: rounded to TF32, or with split operands, as
- * exact as float32, which uses cuBLAS's workspace if there is one. */
+/* Gram form of float32 by wgmma, for sm_90 and rows aligned to 16 bytes: rounded to TF32, or with split operands at the
+ * accuracy of float32, which uses cuBLAS's workspace if there is one. */
 bool tchi_cuda_sample_norms_gram_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                              bool bias, double *parts, double *sizes, int64_t *tiles);
@@ -65,8 +65,8 @@ typedef struct tchi_norms_parts {
 tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samples, const tchi_norms_parts *parts,
                                       double scale, double *norms);
 
-/* Tile form of float32, or of half types with unaligned rows, by wgmma on copies in the workspace, complete with the
- * sum: norms[i] += scale |gradient|^2. */
+/* Tile form of float32, or of half types with unaligned rows, by wgmma on copies in the workspace, including the sum:
+ * norms[i] += scale |gradient|^2. */
 bool tchi_cuda_sample_norms_fp16_supported(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                            int64_t groups);
 tch_status tchi_cuda_sample_norms_fp16(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
