@@ -15,12 +15,10 @@ written after every run.
 """
 
 import argparse
-import json
 import math
 import os
 import sys
 import tempfile
-import time
 
 import figures
 import torch
@@ -42,12 +40,6 @@ class Report:
     def __init__(self, args, described):
         self.out, self.svg = args.out, args.svg
         self.figures = {**described, "sweep": [], "runs": [], "failed": []}
-        if args.append and os.path.exists(self.out):
-            with open(self.out, encoding="ascii") as file:
-                old = json.load(file)
-            if old["course"] != figures.plain(described["course"]):
-                raise SystemExit(f"{self.out} has results of other settings, which --append cannot extend")
-            self.figures |= {"sweep": old["sweep"], "runs": old["runs"]}
 
     def rates(self, method):
         """The rates chosen by a sweep, or else the defaults."""
@@ -65,8 +57,7 @@ class Report:
             return None
 
     def add(self, row):
-        kept = [one for one in self.figures["runs"] if one["name"] != row["name"]] + [row]
-        self.figures["runs"] = sorted(kept, key=lambda one: list(ENTRIES).index(one["name"]))
+        self.figures["runs"] = sorted([*self.figures["runs"], row], key=lambda one: list(ENTRIES).index(one["name"]))
         self.compare()
         self.write()
 
@@ -121,8 +112,7 @@ def sweep(course, report, method, steps):
     for rest in plan.rest[:-1]:
         attempt(best(tried)["matrices"], rest)
     winner = best(tried)
-    kept = [row for row in report.figures["sweep"] if row["method"] != method]
-    report.figures["sweep"] = kept + [row | {"chosen": row is winner} for row in tried]
+    report.figures["sweep"] += [row | {"chosen": row is winner} for row in tried]
     report.write()
 
 
@@ -178,16 +168,13 @@ def arguments():
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sweep", action="store_true", help="find learning rates first")
     parser.add_argument("--sweep-steps", type=int, default=100)
-    parser.add_argument("--rates-of", metavar="FILE", help="take learning rates from the sweep in this file")
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the batches")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="do not compile the model (never compiled on the CPU)")
     parser.add_argument("--out", help="results; default: bench/results/train-lm-SIZE.json")
     parser.add_argument("--svg", help="plot; default: next to --out, or docs/images/train-lm-SIZE.svg")
-    parser.add_argument("--append", action="store_true", help="keep other runs of the file")
     parser.add_argument("--peer-path", action="append", default=[], metavar="DIR", help="folder of a peer")
     parser.add_argument("--cache", default=os.path.join(tempfile.gettempdir(), "torchium-train-lm"))
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further run starts")
     return settle(parser, parser.parse_args())
 
 
@@ -239,14 +226,8 @@ def present(names):
     return [name for name in names if ENTRIES[name].found()]
 
 
-def borrow(report, path):
-    """Takes the sweep of another size."""
-    with open(path, encoding="ascii") as file:
-        report.figures["sweep"] = json.load(file)["sweep"]
-
-
 def main():
-    args, start = arguments(), time.monotonic()
+    args = arguments()
     names, size = present(args.names), SIZES[args.size]
     corpus = text.load(size.packages, size.text, size.vocabulary, args.cache)
     device = torch.device(args.device)
@@ -254,14 +235,11 @@ def main():
         torch.set_float32_matmul_precision("high")  # the precision of our products, also for the peers
     course = of_text(size, corpus, device, args.seed, device.type == "cuda" and not args.eager)
     report = Report(args, describe(args, course, corpus))
-    if args.rates_of:
-        borrow(report, args.rates_of)
     if args.sweep:
         for method in dict.fromkeys(ENTRIES[name].method for name in names):
             report.attempt(f"sweep of {method}", sweep, course, report, method, args.sweep_steps)
     for name in names:
-        if time.monotonic() - start < args.limit:
-            report.attempt(name, train, course, report, name, args.steps)
+        report.attempt(name, train, course, report, name, args.steps)
     table(report.figures["runs"])
     return 1 if report.figures["failed"] else 0
 

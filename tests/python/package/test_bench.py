@@ -70,17 +70,6 @@ def test_a_sweep_is_written_down_and_its_best_is_taken(train):
     assert (run["matrices"], run["rest"]) == (best["matrices"], best["rest"])
 
 
-def test_more_runs_join_those_of_the_same_course_alone(train):
-    train("--steps", "5", "--optimizers", "muon")
-    figures = train("--steps", "5", "--optimizers", "torch-adamw", "--append")[1]
-    assert [run["name"] for run in figures["runs"]] == ["torch-adamw", "muon"]
-    assert figures["runs"][0]["steps_to_adamw"] == 5
-    with pytest.raises(SystemExit, match="another course"):
-        train("--steps", "6", "--optimizers", "adamw", "--append")
-    figures = train("--steps", "5", "--optimizers", "adamw")[1]
-    assert [run["name"] for run in figures["runs"]] == ["adamw"]
-
-
 def test_one_that_fails_is_reported_and_the_others_go_on(train, tmp_path, monkeypatch, capsys):
     peers = tmp_path / "peers"
     peers.mkdir()
