@@ -122,7 +122,6 @@ def test_the_table_of_targets(tmp_path, monkeypatch):
 
 
 DRAWN = [
-    ("gpu", "draw", "h200", "performance-gpu-time"),
     ("training", "draw", "train-lm-33m", "train-lm-33m"),
     ("training", "headline", "train-lm-33m", "headline"),
 ]

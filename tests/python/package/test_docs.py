@@ -190,7 +190,7 @@ OTHERS = [
     "use_muon",
     "weights_only",
 ]
-TEXTS = [*PAGES, ROOT / "docs" / "faq.md", ROOT / "docs" / "troubleshooting.md"]
+TEXTS = [*PAGES, ROOT / "docs" / "troubleshooting.md"]
 
 
 def arguments_of(modules):
