@@ -2,7 +2,7 @@
  * pass over a matrix is negligible next to its decomposition.
  *
  *     a = flagged or not finite ? I : a * 2^-e;               // eigh_prepare; the largest |a| is below 1
- *     w[i] = values[i] * 2^e;                                 // eigh_finish
+ *     w[i] = max(values[0], ..., values[i]) * 2^e;            // eigh_finish
  *     a[i][i] += shift;                                       // solve_prepare
  *     a = factorization failed ? I : a;                       // solve_verdict */
 #include "decompositions.h"
@@ -100,21 +100,37 @@ tch_status tchi_cuda_eigh_prepare(const tchi_cuda_state *state, const tch_matric
 
 /* --- eigendecomposition, after ----------------------------------------------------------------------------------- */
 
+/* A thread scales consecutive eigenvalues. The running maximum makes them ascending: in clusters cuSOLVER's may descend
+ * by rounding. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     eigh_finish_kernel(const void *values, const int32_t *exponents, const int32_t *info, tch_matrices w,
                        int32_t *flags)
 {
+    __shared__ real largest[THREADS];
+    const int64_t each = (w.cols + THREADS - 1) / THREADS, first = threadIdx.x * each;
+    const int64_t end = first + each < w.cols ? first + each : w.cols;
     for (int64_t b = blockIdx.x; b < w.batch; b += gridDim.x) {
+        const real *from = (const real *)values + b * w.cols;
+        real most = from[first < w.cols ? first : w.cols - 1];
+        for (int64_t i = first + 1; i < end; i++) {
+            most = fmax(most, from[i]);
+        }
+        largest[threadIdx.x] = most;
         int good = flags[b] == TCH_REPORT_OK;
         __syncthreads();
+        most = largest[0];
+        for (unsigned before = 1; first < end && before < threadIdx.x; before++) {
+            most = fmax(most, largest[before]);
+        }
         if (good && info[b] != 0 && threadIdx.x == 0) {
             flags[b] = TCH_REPORT_NO_CONVERGENCE;
         }
         bool beyond = false; /* eigenvalues can be larger than any entry */
-        for (int64_t i = threadIdx.x; good && info[b] == 0 && i < w.cols; i += THREADS) {
-            real value = ldexp(((const real *)values)[b * w.cols + i], exponents[b]);
-            beyond = beyond || !isfinite(value);
+        for (int64_t i = first; good && info[b] == 0 && i < end; i++) {
+            most = i == 0 ? from[0] : fmax(most, from[i]);
+            real value = ldexp(most, exponents[b]);
+            beyond = beyond || isnan(from[i]) || !isfinite(value);
             ((real *)w.data)[b * w.stride + i] = value;
         }
         if (__syncthreads_or(beyond) && threadIdx.x == 0) {
