@@ -330,6 +330,8 @@ TEST(refreshes_follow_the_gradients)
             trial_erase(&t, 0, wakes ? t.parameters[0].memory->count : 0);
             CHECK_OK(trial_step_library(&t));
             early = step == 800 ? trial_stats(&t).refreshes : early;
+            CHECK(step != 100 || kinds[i % 2] != TCH_OPTIM_KL_SHAMPOO || wakes || trial_stats(&t).refreshes == 4 * 100,
+                  "%lld refreshes of 4 factors in the first 100 steps", (long long)trial_stats(&t).refreshes);
         }
         int64_t steady = trial_stats(&t).refreshes - early;
         CHECK(steady < 4 * 200 / 10, "%lld refreshes in 200 steady steps", (long long)steady);
