@@ -56,10 +56,6 @@ static double *factor_on_device(tch_context *context, tch_scalar type, int64_t n
     CHECK_OK(t->matrix->cholesky(context->state, &m, inverse, &x, device_flags, scratch));
     memcpy(flags, device_integers(context, device_flags, CHOLESKY_BATCH), (size_t)flag_bytes);
     double *values = device_values(context, &x);
-    device_release(context, device_flags, flag_bytes);
-    device_release(context, scratch, bytes);
-    device_matrices_drop(context, &m);
-    device_matrices_drop(context, &x);
     return values;
 }
 
@@ -199,9 +195,6 @@ static void dots_case(tch_context *context, tch_scalar type, int64_t rows, int64
                        (double)(cols + 4) * DBL_EPSILON * (exponent == 1.0 ? size : fabs(expected));
         CHECK(fabs(got[r] - expected) <= bound, "row %lld: %.17g, expected %.17g", (long long)r, got[r], expected);
     }
-    device_matrices_drop(context, &mx);
-    device_matrices_drop(context, &my);
-    device_matrices_drop(context, &w);
 }
 
 TEST(rows_are_multiplied)
@@ -244,7 +237,6 @@ static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, dou
     device_round(type, BATCH * n, w);
     tch_matrices m = device_matrices(context, type, BATCH, 1, n, 2, w);
     CHECK_OK(context->backend->matrix->descending(context->state, &m, NULL, order));
-    device_matrices_drop(context, &m);
     return order;
 }
 
@@ -259,7 +251,6 @@ static void check_reset(tch_context *context, int64_t n, int32_t *device, const 
     for (int64_t k = 0; k < BATCH * n; k++) {
         CHECK(order[k] == (k / n == 1 ? k % n : before[k]), "place %lld has %d after a reset", (long long)k, order[k]);
     }
-    device_release(context, device_flags, sizeof flags);
 }
 
 static void order_case(tch_context *context, tch_scalar type, int64_t n)
@@ -277,7 +268,6 @@ static void order_case(tch_context *context, tch_scalar type, int64_t n)
               (long long)(k - 1), (long long)k);
     }
     check_reset(context, n, device, order);
-    device_release(context, device, BATCH * n * (int64_t)sizeof(int32_t));
 }
 
 static void permute_case(tch_context *context, tch_scalar type, tch_scalar result, int64_t rows, int64_t cols,
@@ -306,10 +296,6 @@ static void permute_case(tch_context *context, tch_scalar type, tch_scalar resul
         CHECK(got[k] == x[(b * rows + i) * cols + j], "element %lld is not that of row %lld, column %lld", (long long)k,
               (long long)i, (long long)j);
     }
-    device_release(context, row_order, BATCH * rows * (int64_t)sizeof(int32_t));
-    device_release(context, col_order, BATCH * cols * (int64_t)sizeof(int32_t));
-    device_matrices_drop(context, &m);
-    device_matrices_drop(context, &out);
 }
 
 TEST(numbers_are_put_in_order)

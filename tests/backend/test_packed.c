@@ -113,15 +113,12 @@ static void go_and_come_back(tch_context *context, const packed_case *c, const p
     expect_triangles(&x, t, full.image, packed.image, false);
     check_memory(context, &full, "pack, what it reads");
     check_memory(context, &packed, "pack");
-    device_release(context, full.there, full.bytes);
     full = make_memory(context, c->batch * x.stride, t->full_size, false, &random);
     x.data = full.there + GUARD * t->full_size;
     CHECK_OK(matrix->pack(context->state, &x, t->kept, packed.there + GUARD * t->kept_size, 1));
     expect_triangles(&x, t, full.image, packed.image, true);
     check_memory(context, &packed, "unpack, what it reads");
     check_memory(context, &full, "unpack");
-    device_release(context, full.there, full.bytes);
-    device_release(context, packed.there, packed.bytes);
 }
 
 TEST(triangles_go_and_come_back)

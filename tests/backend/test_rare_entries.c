@@ -43,7 +43,6 @@ TEST(ranks_agree)
         CHECK(values.numbers[3] == cases[i][3], "skip is %d, expected %d", values.numbers[3], cases[i][3]);
         CHECK(values.counts[0] == 1.0 && values.counts[1] == cases[i][3], "counts %g and %g", values.counts[0],
               values.counts[1]);
-        device_release(context, there, sizeof values);
     }
 }
 
@@ -154,7 +153,6 @@ static void end_split(tch_context *context, split_trial *t)
     for (int i = 0; i < 4; i++) {
         unsigned char *after = batch_fetch(context, all[i]);
         batch_check_guards(all[i], after);
-        batch_drop(context, all[i]);
         all[i]->image = after;
     }
 }
@@ -179,7 +177,6 @@ static void check_split(tch_context *context, tch_scalar type, int64_t cols, int
                                        .shift = to == MOVED ? there + 2 : NULL,
                                        .bound = to == MOVED ? there + 4 : NULL};
     CHECK_OK(context->backend->matrix->split_rows(context->state, &problem));
-    device_release(context, there, sizeof numbers);
     end_split(context, &t);
     CHECK(to == IN_PLACE || memcmp(t.before.image, t.x.image, (size_t)t.x.bytes) == 0, "x changed");
     for (int64_t row = 0; row < 6; row++) {
@@ -276,8 +273,6 @@ static void check_inspection(tch_context *context, tch_scalar type, int64_t n, i
     CHECK(numbers[2] == (double)bad && numbers[3] == 0.0, "%g and %g are not finite", numbers[2], numbers[3]);
     CHECK(bad > 0 || numbers[4] == 0.0, "an asymmetry of %g", numbers[4]);
     CHECK(fabs(numbers[5] - gap_there) <= 0x1p-22, "an asymmetry of %g, expected %g", numbers[5], gap_there);
-    device_release(context, there, NUMBERS * sizeof *there);
-    batch_drop(context, &x);
 }
 
 /* One tile and several, full and partial, with aligned rows and not. */
@@ -352,15 +347,8 @@ static gathered gather_twice(tch_context *context, const tch_rect *like, tch_fil
         CHECK_OK(context->backend->update->gather(context->state, &update, &how, &out.type[with]));
         for (int k = 0; k < 2; k++) {
             *(with ? &out.kept[k] : (void **)&out.plain[k]) = device_fetch(context, block[k], bytes);
-            device_release(context, block[k], bytes);
         }
-        device_release(context, state, space);
-        device_release(context, update.hyper, sizeof hyper);
     }
-    device_release(context, gradients, space);
-    device_release(context, params, space);
-    device_release(context, factors, factor_bytes);
-    device_release(context, notes, note_bytes);
     return out;
 }
 
@@ -410,7 +398,6 @@ TEST(blocks_may_be_gathered_in_float16)
                 CHECK(memcmp(g.plain[k], g.kept[k], BLOCKS * ELEMENTS * sizeof(float)) == 0, "other bits with sides");
             }
         }
-        device_release(context, like.clock, sizeof clock);
     }
 }
 

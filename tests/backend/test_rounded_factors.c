@@ -122,6 +122,7 @@ static tch_clock clock_of(const double weight[2])
 
 static void check_case(tch_context *context, const factor_case *f, const double weight[2], uint64_t stream)
 {
+    size_t mark = test_mark();
     const tch_clock clock = clock_of(weight);
     test_case("%lld x %lld from %lld, transpose %d, of size %g, weights %g and %g", (long long)f->batch,
               (long long)f->n, (long long)f->depth, f->transpose, f->magnitude, weight[0], weight[1]);
@@ -135,9 +136,7 @@ static void check_case(tch_context *context, const factor_case *f, const double 
     CHECK_OK(context->backend->update->update_factors(context->state, &blocks, there, 1, f->transpose ? NULL : &c.m,
                                                       f->transpose ? &c.m : NULL, NULL, NULL, 0));
     check_factor(context, f, &a, &c, weight);
-    device_release(context, there, sizeof clock);
-    batch_drop(context, &a);
-    batch_drop(context, &c);
+    test_release_since(mark);
 }
 
 TEST(factors_take_gradients_in)
@@ -194,7 +193,6 @@ static void check_without_scratch(tch_context *context, const batch *a, const vo
                   i, known);
         }
     }
-    device_release(context, largest, a->m.batch * (int64_t)sizeof(float));
 }
 
 /* Whether packed factors are bitwise equal to full ones: on the CPU, and if a GPU of sm_90 has a kernel for a factor of
@@ -244,17 +242,16 @@ static void check_packed(tch_context *context, const batch *a, const void *clock
     void *room = device_poison(context, bytes);
     CHECK_OK(context->backend->update->update_factors(context->state, &blocks, clock, 1, &packed[0], &packed[1], room,
                                                       NULL, 0));
-    device_release(context, room, bytes);
     for (int i = 0; i < 2; i++) {
         float *expected = pack_image(&c[i], batch_fetch(context, &c[i]), &count[i]);
         float *after = device_fetch(context, packed[i].data, count[i] * 4);
         CHECK(memcmp(after, expected, (size_t)count[i] * 4) == 0, "other bits where factor %d is packed", i);
-        device_release(context, packed[i].data, count[i] * 4);
     }
 }
 
 static void check_pair(tch_context *context, const pair_case *p, const double weight[2], uint64_t stream)
 {
+    size_t mark = test_mark();
     const tch_clock clock = clock_of(weight);
     const int64_t bytes = p->scratch + SCRATCH_GUARD;
     const double magnitude = weight[1] == 0.0 ? 0.0 : p->magnitude;
@@ -279,11 +276,7 @@ static void check_pair(tch_context *context, const pair_case *p, const double we
     }
     check_without_scratch(context, &a, there, c);
     check_packed(context, &a, there, c);
-    device_release(context, scratch, bytes);
-    device_release(context, there, sizeof clock);
-    batch_drop(context, &a);
-    batch_drop(context, &c[0]);
-    batch_drop(context, &c[1]);
+    test_release_since(mark);
 }
 
 TEST(both_factors_take_gradients_in)

@@ -68,12 +68,6 @@ static parts draw_parts(tch_context *context, tch_scalar type, int64_t count, in
     return p;
 }
 
-static void drop_parts(tch_context *context, const parts *p)
-{
-    batch_drop(context, &p->part[0]);
-    batch_drop(context, &p->part[1]);
-}
-
 static double part_at(const parts *p, int low, int64_t z, int64_t i, int64_t j)
 {
     return batch_get(&p->part[low], p->part[low].image, z, i, j);
@@ -208,7 +202,6 @@ static void check_floats(tch_context *context, trial *t)
     float *after = batch_fetch(context, &c);
     batch_check_guards(&c, after);
     check_elements(t, &c, numbers_of(&c, after), 0.0);
-    batch_drop(context, &c);
 }
 
 /* The result as float64 and C, which a kernel leaves unchanged; gaps between rows are unchanged. */
@@ -224,8 +217,6 @@ static void check_wide(tch_context *context, trial *t)
     double *after = batch_fetch(context, &wide);
     batch_check_guards(&wide, after);
     check_elements(t, &c, numbers_of(&wide, after), 0.0);
-    batch_drop(context, &wide);
-    batch_drop(context, &c);
 }
 
 /* The largest |alpha A B| of each matrix must be that of C. */
@@ -266,8 +257,6 @@ static void check_split(tch_context *context, trial *t)
     if (t->largest != NULL) {
         check_largest(context, t, &c, values);
     }
-    drop_parts(context, &out);
-    batch_drop(context, &c);
 }
 
 static trial begin_trial(tch_context *context, const product_case *c, tch_scalar type, int32_t transposed, int number)
@@ -285,12 +274,6 @@ static trial begin_trial(tch_context *context, const product_case *c, tch_scalar
     return t;
 }
 
-static void end_trial(tch_context *context, trial *t)
-{
-    drop_parts(context, &t->a);
-    drop_parts(context, &t->b);
-}
-
 static int count_of_cases(void)
 {
     return device_is_emulated() || test_on_cpu() ? (int)EMULATED : (int)CASES;
@@ -303,7 +286,6 @@ TEST(parts_multiply)
         trial t = begin_trial(*state, &cases[k / 16], k / 8 % 2 ? TCH_SCALAR_BF16 : TCH_SCALAR_F16, k / 4 % 2,
                               k % 4 + k / 16 % 3 * 4);
         check_floats(*state, &t);
-        end_trial(*state, &t);
     }
 }
 
@@ -312,7 +294,6 @@ TEST(a_product_comes_out_split)
     for (int k = 0; k < count_of_cases() * 4; k++) {
         trial t = begin_trial(*state, &cases[k / 4], TCH_SCALAR_F16, k % 2, k % 4 == 0 ? 0 : 3);
         check_split(*state, &t);
-        end_trial(*state, &t);
     }
 }
 
@@ -345,9 +326,6 @@ TEST(less_is_done_where_it_may)
             check_floats(context, &t);
             check_wide(context, &t);
         }
-        end_trial(context, &t);
-        device_release(context, numbers, c->batch * (int64_t)sizeof *numbers);
-        device_release(context, largest, c->batch * (int64_t)sizeof *largest);
     }
 }
 

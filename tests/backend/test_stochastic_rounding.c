@@ -58,8 +58,6 @@ static void step_sgd(tch_context *context, const rounding_case *c, double number
         context->backend->device->end(context->state);
     }
     CHECK_OK(tch_context_synchronize(context));
-    device_release(context, update.hyper, sizeof hyper);
-    device_release(context, rect.clock, sizeof clock);
 }
 
 /* The random bits are added below the kept ones, and the sum is truncated. */

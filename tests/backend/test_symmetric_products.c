@@ -205,10 +205,6 @@ static void check_symmetric(tch_context *context, tch_scalar type, tch_scalar ou
         h.d = i > 1 ? &d : NULL;
         check_half(context, &h, false, 101 + (uint64_t)i);
     }
-    batch_drop(context, &a);
-    batch_drop(context, &b);
-    batch_drop(context, &d);
-    batch_drop(context, &h.c);
 }
 
 TEST(symmetric_products)
@@ -244,8 +240,6 @@ static void check_gram(tch_context *context, tch_scalar type, tch_scalar out, co
     half h = {.c2 = -0.5, .a = &a, .b = &a};
     h.c = batch_make(context, out, size->batch, size->n, size->n, size->gap);
     check_half(context, &h, true, 104);
-    batch_drop(context, &a);
-    batch_drop(context, &h.c);
 }
 
 /* Mixed types, which neither kernels nor BLAS support. The CPU gets one type at a time. */
@@ -305,10 +299,6 @@ static void check_scaled(tch_context *context, const scaled_case *c, int64_t cou
         h.d = &d;
     }
     check_half(context, &h, false, 404);
-    batch_drop(context, &a);
-    batch_drop(context, &b);
-    batch_drop(context, &d);
-    batch_drop(context, &h.c);
 }
 
 /* Random scales, at the address where `normalize` would write them. */
@@ -370,8 +360,6 @@ TEST(norms_and_products_with_a_scale)
         }
         check_scaled_products(context, there);
     }
-    device_release(context, there, BYTES);
-    batch_drop(context, &x);
 }
 
 /* A batch of all planes. */
@@ -412,11 +400,6 @@ static void check_repeats(tch_context *context, tch_scalar type)
             assert_true(found[z] == 0.0);
         }
     }
-    device_release(context, largest, bytes);
-    batch_drop(context, &a);
-    batch_drop(context, &d);
-    batch_drop(context, &first);
-    batch_drop(context, &again);
 }
 
 TEST(large_products_are_the_same_every_time)

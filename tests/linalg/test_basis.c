@@ -28,7 +28,6 @@ static double *times_transposed(int64_t n, const double *a, const double *b)
     double *product = test_alloc((size_t)(n * n) * sizeof *product);
     ref_transpose(n, n, b, transposed);
     ref_matmul(n, n, n, a, transposed, product);
-    test_drop(transposed);
     return product;
 }
 
@@ -38,7 +37,6 @@ static double *rotated(int64_t n, const double *q, const double *a)
     double *s = test_alloc((size_t)(n * n) * sizeof *s);
     ref_matmul(n, n, n, q, a, s);
     double *product = times_transposed(n, s, q);
-    test_drop(s);
     return product;
 }
 
@@ -148,20 +146,9 @@ static tracked begin_tracking(tch_context *context, tch_scalar type, int64_t n, 
     return t;
 }
 
-static void end_tracking(tracked *t)
-{
-    device_matrices_drop(t->context, &t->device_a);
-    device_matrices_drop(t->context, &t->device_q);
-    device_release(t->context, t->flags, t->batch * (int64_t)sizeof *t->flags);
-    device_release(t->context, t->order, t->batch * t->n * (int64_t)sizeof *t->order);
-    device_release(t->context, t->drift, t->batch * (int64_t)sizeof *t->drift);
-    device_release(t->context, t->scratch, t->bytes);
-}
-
 static void give_factors(tracked *t)
 {
     device_round(t->type, t->batch * t->n * t->n, t->a);
-    device_matrices_drop(t->context, &t->device_a);
     t->device_a = device_matrices(t->context, t->type, t->batch, t->n, t->n, 1, t->a);
 }
 
@@ -185,7 +172,6 @@ static void check_orthonormal(const tracked *t, double bound)
         }
         double far = ref_largest(t->n * t->n, defect);
         CHECK(far <= bound, "matrix %lld: |q q' - I| is %.3g, allowed %.3g", (long long)b, far, bound);
-        test_drop(defect);
     }
 }
 
@@ -303,6 +289,7 @@ typedef void step_check(const tracked *t, const double *before);
 static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t m, int64_t batch, int slow_steps,
                        step_check *check)
 {
+    size_t mark = test_mark();
     test_random random = test_random_stream((uint64_t)(n * 1000 + m));
     tracked t = start_tracking(context, type, n, batch, &random, m);
     for (int step = 0; step <= slow_steps; step++) {
@@ -311,7 +298,7 @@ static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t
         step_basis(&t);
         check(&t, before);
     }
-    end_tracking(&t);
+    test_release_since(mark);
 }
 
 static void follow_ranks(tch_context *context, tch_scalar type)
@@ -388,7 +375,6 @@ static void check_drift(const tracked *t, const double *before, double near)
         CHECK(got[b] * near > exact && got[b] < near * exact, "matrix %lld: a drift of %.4g, expected %.4g",
               (long long)b, got[b], exact);
     }
-    device_matrices_drop(t->context, &signs);
 }
 
 /* By panels, rows are orthonormal up to rounding for any condition. */
@@ -451,7 +437,6 @@ TEST(drift_is_measured)
             step_basis(&t);
             check_drift(&t, before, types[k] == TCH_SCALAR_F64 ? 1.0 + 1e-9 : 1.01);
         }
-        end_tracking(&t);
     }
 }
 
@@ -475,7 +460,6 @@ TEST(a_basis_converges)
         double last = off_diagonal(N, t.q, t.a);
         CHECK(first > 0.1, "the second factor has nearly the first one's basis: %.3g", first);
         CHECK(last <= 10.0 * device_roundoff(types[k]) + 1e-11, "off the diagonal %.3g is left of %.3g", last, first);
-        end_tracking(&t);
     }
 }
 
@@ -502,7 +486,6 @@ TEST(equal_eigenvalues_do_no_harm)
             double off = off_diagonal(N, t.q + b * N * N, t.a + b * N * N);
             CHECK(off <= 40.0 * device_roundoff(types[k]), "off the diagonal: %.3g", off);
         }
-        end_tracking(&t);
     }
 }
 
@@ -527,7 +510,6 @@ TEST(a_first_basis_is_sorted)
         for (int64_t b = 0; b < t.batch; b++) {
             assert_int_equal(order[b * n], 0);
         }
-        end_tracking(&t);
     }
 }
 
@@ -562,7 +544,6 @@ static void failures_case(tch_context *context, tch_scalar type, int64_t n, int6
             assert_int_equal(order[b * t.n + i], i);
         }
     }
-    end_tracking(&t);
 }
 
 TEST(failures_keep_the_basis)
@@ -624,7 +605,6 @@ TEST(failures_start_from_the_identity)
         double expected = k % (t.n * t.n) % (t.n + 1) == 0 ? 1.0 : 0.0;
         CHECK(t.q[k] == expected, "element %lld is %g, of the identity %g", (long long)k, t.q[k], expected);
     }
-    end_tracking(&t);
 }
 
 /* Zeros have no direction to orthonormalize. */
@@ -632,12 +612,10 @@ TEST(a_basis_that_is_none_is_kept)
 {
     test_random random = test_random_stream(82);
     tracked t = start_tracking(*state, TCH_SCALAR_F32, 20, 1, &random, 20);
-    device_matrices_drop(t.context, &t.device_q);
     t.device_q = device_matrices(t.context, t.type, 1, 20, 20, 2, test_zeros(400));
     step_basis(&t);
     check_flag(&t, 0, TCH_REPORT_NOT_POSITIVE);
     assert_true(ref_norm(400, t.q) == 0.0);
-    end_tracking(&t);
 }
 
 /* Factors of any magnitude that their type holds give the same basis. */
@@ -663,7 +641,6 @@ TEST(magnitude_does_not_matter)
         double moved = ref_distance(N * N, t.q + b * N * N, t.q);
         CHECK(moved <= 1e-5, "matrix %d has another basis: %.3g", b, moved);
     }
-    end_tracking(&t);
 }
 
 TEST(nothing_is_fine)
@@ -672,7 +649,6 @@ TEST(nothing_is_fine)
         tracked t = begin_tracking(*state, TCH_SCALAR_F32, n, n == 0 ? 3 : 0);
         start_basis(&t);
         step_basis(&t);
-        end_tracking(&t);
     }
 }
 

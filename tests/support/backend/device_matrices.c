@@ -28,10 +28,25 @@ void device_round(tch_scalar type, int64_t count, double *values)
     }
 }
 
+typedef struct device_block {
+    const tch_device_ops *device;
+    void *state, *memory;
+    int64_t bytes;
+} device_block;
+
+static void release_block(void *thing)
+{
+    const device_block *block = thing;
+    block->device->release(block->state, block->memory, block->bytes);
+}
+
 void *device_copy(tch_context *context, const void *bytes, int64_t count)
 {
     void *device = NULL;
+    device_block *block = test_alloc(sizeof *block);
     CHECK_OK(context->backend->device->allocate(context->state, count > 0 ? count : 1, &device));
+    *block = (device_block){context->backend->device, context->state, device, count > 0 ? count : 1};
+    test_own(block, release_block);
     CHECK_OK(context->backend->device->copy_bytes(context->state, device, bytes, count, TCH_COPY_TO_DEVICE));
     return device;
 }
@@ -48,11 +63,6 @@ void *device_fetch(tch_context *context, const void *device, int64_t count)
     void *image = test_alloc((size_t)count);
     CHECK_OK(context->backend->device->copy_bytes(context->state, image, device, count, TCH_COPY_TO_HOST));
     return image;
-}
-
-void device_release(tch_context *context, const void *device, int64_t count)
-{
-    context->backend->device->release(context->state, (void *)device, count > 0 ? count : 1);
 }
 
 static int64_t bytes_of(const tch_matrices *m)
@@ -76,11 +86,6 @@ tch_matrices device_matrices(tch_context *context, tch_scalar type, int64_t batc
     }
     m.data = device_copy(context, image, bytes_of(&m));
     return m;
-}
-
-void device_matrices_drop(tch_context *context, tch_matrices *m)
-{
-    device_release(context, m->data, bytes_of(m));
 }
 
 double *device_values(tch_context *context, const tch_matrices *m)
@@ -126,11 +131,6 @@ batch batch_make(tch_context *context, tch_scalar type, int64_t count, int64_t r
     b.memory = device_copy(context, b.image, b.bytes);
     b.m.data = b.memory + GUARD * size;
     return b;
-}
-
-void batch_drop(tch_context *context, const batch *b)
-{
-    device_release(context, b->memory, b->bytes);
 }
 
 void batch_send(tch_context *context, const batch *b)

@@ -1,4 +1,4 @@
-/* Device memory, and batches of matrices copied there from host values and back. */
+/* Device memory, released after the test, and batches of matrices copied there from host values and back. */
 #ifndef SUPPORT_DEVICE_MATRICES_H
 #define SUPPORT_DEVICE_MATRICES_H
 
@@ -14,12 +14,10 @@ void *device_copy(tch_context *context, const void *bytes, int64_t count);
 void *device_poison(tch_context *context, int64_t count);
 /* In the test's memory. */
 void *device_fetch(tch_context *context, const void *device, int64_t count);
-void device_release(tch_context *context, const void *device, int64_t count);
 
 /* Float32 or float64 matrices of row-major values, rounded to the type; NULL and the gaps between rows are NaN. */
 tch_matrices device_matrices(tch_context *context, tch_scalar type, int64_t batch, int64_t rows, int64_t cols,
                              int64_t gap, const double *values);
-void device_matrices_drop(tch_context *context, tch_matrices *m);
 /* Row-major values; fails the test if a gap was written. */
 double *device_values(tch_context *context, const tch_matrices *m);
 int32_t *device_integers(tch_context *context, const int32_t *device, int64_t count);
@@ -44,7 +42,6 @@ typedef struct batch {
 
 /* Rows `gap` elements apart. Nothing is copied yet. */
 batch batch_make(tch_context *context, tch_scalar type, int64_t count, int64_t rows, int64_t cols, int64_t gap);
-void batch_drop(tch_context *context, const batch *b);
 void batch_send(tch_context *context, const batch *b);
 /* The image read back from the device. */
 void *batch_fetch(tch_context *context, const batch *b);
