@@ -114,7 +114,6 @@ static tch_status save_rank(const trial *t, tch_comm *comm, int32_t rank)
                                                     t->paths[rank]);
     }
     tch_checkpoint_writer_destroy(writer);
-    test_drop(values);
     return status;
 }
 
@@ -193,8 +192,6 @@ static void check_elements(const tch_checkpoint *c, const cutting *read, bool st
                   (long long)k, (long long)i, got[k * (strided ? 2 : 1)], want[k]);
         }
     }
-    test_drop(got);
-    test_drop(want);
 }
 
 TEST_IN_FOLDER(every_cutting_from_every_other)

@@ -44,7 +44,6 @@ static void go_on(trial *t, double tolerance)
 {
     trial_steps(t, STEPS);
     trial_check(t, tolerance);
-    trial_close(t);
 }
 
 /* --- hyperparameters --------------------------------------------------------------------------------------------- */
@@ -231,7 +230,6 @@ TEST(numbers_that_begin_at_zero)
         trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
         test_field_set(&c, &cases[i].field, 0.5);
         refuse_argument(tch_optimizer_set_config(t.optimizer, 0, &c), cases[i].field.name);
-        trial_close(&t);
     }
 }
 
@@ -288,11 +286,9 @@ TEST(optimizers_without_parameters)
 {
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         trial t;
-        tch_parameter entry;
         tch_optim_config c = config_of(kind);
         test_case("%s without parameters", tch_optim_kind_name(kind));
-        trial_prepare(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 0, shapes, &entry);
-        CHECK_OK(tch_optimizer_create(*state, &c, NULL, 0, NULL, &t.optimizer));
+        trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 0, shapes);
         CHECK_OK(tch_optimizer_step(t.optimizer, 0, NULL));
         CHECK(tch_optimizer_state_count(t.optimizer) == 0, "there is state");
         trial_add_group(&t, &c, SHAPES, shapes);
@@ -446,7 +442,6 @@ TEST(gradients_of_other_types)
         trial_draw(&t);
         test_case("%s for %s", tch_dtype_name(others[i]), tch_dtype_name(types[i]));
         test_check_refused(trial_step_library(&t), TCH_ERR_DTYPE, "parameter0");
-        trial_close(&t);
     }
 }
 
@@ -576,7 +571,6 @@ TEST(views_of_the_state_stay)
     }
     CHECK(view->data == data && tch_tensor_numel(view) == size, "the view has changed");
     CHECK_OK(tch_tensor_check(view, "state"));
-    trial_close(&t);
 }
 
 /* --- checkpoints of other runs ----------------------------------------------------------------------------------- */
@@ -589,7 +583,6 @@ static void save_trained(tch_context *context, const tch_optim_config *c, int32_
     trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, c, SHAPES, shapes);
     trial_steps(&t, steps);
     trial_save(&t, path);
-    trial_close(&t);
 }
 
 /* Rejected, naming the error if given, and the optimizer continues unaffected. */

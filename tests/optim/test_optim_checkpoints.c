@@ -133,8 +133,6 @@ static void resume(tch_context *context, tch_optim_kind kind)
             }
         }
         trial_check_same_parameters(&t[0], &t[1]);
-        trial_close(&t[0]);
-        trial_close(&t[1]);
     }
 }
 
@@ -168,8 +166,6 @@ static void rewind_training(tch_context *context, tch_optim_kind kind)
         trial_steps(&t[k], STEPS);
     }
     trial_check_same_parameters(&t[0], &t[1]);
-    trial_close(&t[0]);
-    trial_close(&t[1]);
 }
 
 TEST(training_is_rewound)
@@ -201,7 +197,6 @@ TEST(counts_are_what_happened)
         CHECK(counts[0] == STEPS && counts[1] == expected[i].taken, "%lld and %lld", (long long)counts[0],
               (long long)counts[1]);
     }
-    trial_close(&t);
 }
 
 /* Each factor of a parameter with partial blocks keeps its count. */
@@ -218,7 +213,6 @@ TEST(trouble_comes_back)
     CHECK(memcmp(given, back, sizeof given) == 0, "other numbers came back");
     CHECK_OK(tch_optimizer_get_counts(t.optimizer, 0, 4, other));
     CHECK(other[0] == 40 && other[1] == 0 && other[2] == 0 && other[3] == 0, "another parameter's have changed");
-    trial_close(&t);
 }
 
 TEST(wrong_counts_are_refused)
@@ -244,7 +238,6 @@ TEST(wrong_counts_are_refused)
     }
     CHECK_OK(tch_optimizer_get_counts(o, 0, 4, counts));
     CHECK(counts[0] == 0 && counts[1] == 0, "a refused call has changed them");
-    trial_close(&t);
 }
 
 /* --- other optimizers' files ------------------------------------------------------------------------------------- */
@@ -289,7 +282,6 @@ TEST(checkpoints_leave_other_options)
     trial_set_config(&t, 0, &c);
     trial_step(&t);
     trial_check(&t, trial_tolerance(TCH_OPTIM_SHAMPOO, TCH_FLOAT64));
-    trial_close(&t);
 }
 
 /* Saved while a schedule has lr = 0, the ratio of AdamW's rate is restored. A file of a version without it leaves the
@@ -323,7 +315,6 @@ TEST(checkpoints_keep_the_ratio)
         CHECK_OK(tch_optimizer_set_lr(t.optimizer, 0, 0.01));
         trial_step(&t);
         trial_check(&t, trial_tolerance(TCH_OPTIM_MUON, TCH_FLOAT64));
-        trial_close(&t);
     }
 }
 

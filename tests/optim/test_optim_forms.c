@@ -96,12 +96,6 @@ static void step_both(trial *a, trial *b, int32_t steps)
     trial_steps(b, steps);
 }
 
-static void close_both(trial *a, trial *b)
-{
-    trial_close(a);
-    trial_close(b);
-}
-
 /* A root or factor as a full matrix, however it is stored, and its size. */
 static double *matrix_of(const trial *t, const char *name, int64_t *n)
 {
@@ -183,7 +177,6 @@ static void compare_forms(tch_context *context, tch_optim_kind kind, tch_dtype d
     int matrices = check_matrices(&whole, &other);
     CHECK(matrices >= (kind == TCH_OPTIM_SHAMPOO ? 24 : 6), "only %d matrices", matrices);
     CHECK(trial_stats(&other).failed == 0, "%lld refreshes failed", (long long)trial_stats(&other).failed);
-    close_both(&whole, &other);
 }
 
 /* On a GPU an outer product in float64 need not be bitwise symmetric, and most of SOAP's basis of a vector's factor is
@@ -234,7 +227,6 @@ TEST(steps_multiply_by_what_is_kept)
     trial_copy_parameters(&whole, &rounded);
     step_both(&whole, &rounded, 4);
     trial_check_same_parameters(&whole, &rounded);
-    close_both(&whole, &rounded);
 }
 
 /* Every form loads every other; without rounding it continues like the saved one. */
@@ -254,7 +246,6 @@ static void exchange(tch_context *context, tch_optim_kind kind, const kept_form 
     if (is_narrow(&a) || !is_narrow(&b)) {
         trial_check_same_parameters(&a, &b);
     }
-    close_both(&a, &b);
 }
 
 TEST(checkpoints_are_exchanged)
@@ -399,8 +390,6 @@ static void check_options(tch_context *context, const tch_optim_config *config, 
         step_with(context, &without, gather_in_float32, 5);
         trial_check_same_parameters(&with, &without);
         CHECK(!is_hopper(context) || written > 0, "no block had another type");
-        trial_close(&with);
-        trial_close(&without);
     }
 }
 

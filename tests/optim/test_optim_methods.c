@@ -446,7 +446,6 @@ static void take_trial(tch_context *context, tch_dtype dtype, const tch_optim_co
     trial_open(&t, context, dtype, dtype, c, count, shapes);
     trial_steps(&t, STEPS);
     trial_check(&t, tolerance);
-    trial_close(&t);
 }
 
 static void check_option(tch_context *context, const method *m, const struct special_case *s, tch_dtype dtype,
@@ -574,7 +573,6 @@ TEST(groups_and_changing_numbers)
         CHECK(tch_optimizer_parameter_count(t.optimizer) == m->count, "%d", tch_optimizer_parameter_count(t.optimizer));
         CHECK_OK(tch_optimizer_get_config(t.optimizer, 0, &now));
         CHECK(now.lr == first.lr && now.beta2 == first.beta2 && now.eps == first.eps, "the numbers are not kept");
-        trial_close(&t);
     }
 }
 
@@ -601,7 +599,6 @@ static void check_zeros(tch_context *context, const method *m, const tch_optim_c
         trial_steps(&t, STEPS);
         trial_check(&t, 2.0 * tolerance_of(m, TCH_FLOAT64, TCH_PRECISION_HIGHEST));
     }
-    trial_close(&t);
 }
 
 TEST(zero_gradients)
@@ -640,7 +637,6 @@ TEST(steps_of_lion_have_one_length)
         double expected = 1.0 - 0x1p-6 * ((gradients[i] > 0) - (gradients[i] < 0));
         CHECK(got[i] == expected, "from gradient %g: %.9g, expected %.9g", gradients[i], got[i], expected);
     }
-    trial_close(&t);
 }
 
 TEST_MAIN(test_open_context, test_close_context)

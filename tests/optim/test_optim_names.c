@@ -29,7 +29,6 @@ TEST(state_has_its_names)
             CHECK(k % each != 2 || (tensor->ndim == 2 && tensor->shape[0] == rows[k / each] && tensor->shape[1] == 1),
                   "%s has %lld rows, expected %lld", name, (long long)tensor->shape[0], (long long)rows[k / each]);
         }
-        trial_close(&t);
     }
 }
 
@@ -168,7 +167,6 @@ TEST(phases_have_names)
             snprintf(name, sizeof name, "[%s]", expected[i].names[k]);
             CHECK(strstr(r.names, name) != NULL, "no phase %s in %s", name, r.names);
         }
-        trial_close(&t);
     }
 }
 
@@ -185,7 +183,6 @@ TEST(ranges_of_a_refused_call)
     CHECK(r.depth == 0 && r.pushed == 1, "depth %d after %d ranges", r.depth, r.pushed);
     test_check_refused(tch_context_set_range_hook(*state, note_push, NULL, NULL), TCH_ERR_INVALID_ARGUMENT, "pop");
     test_check_refused(tch_context_set_range_hook(NULL, NULL, NULL, NULL), TCH_ERR_INVALID_ARGUMENT, "context");
-    trial_close(&t);
 }
 
 TEST_MAIN(test_open_context, test_close_context)

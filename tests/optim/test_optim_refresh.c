@@ -75,7 +75,6 @@ TEST(shapes_decide_about_factors)
         }
         CHECK(elements == cases[i].elements, "factors have %lld elements, expected %lld", (long long)elements,
               (long long)cases[i].elements);
-        trial_close(&t);
     }
 }
 
@@ -202,7 +201,6 @@ TEST(staggered_refreshes)
         tch_optim_stats stats = trial_stats(&t);
         CHECK(stats.refreshes == 7 * (int64_t)count, "%lld refreshes of %d", (long long)stats.refreshes, count);
         CHECK(stats.steps == 1 + 2 * (6 + 3 + 7) && stats.skipped == 0 && stats.failed == 0, "other statistics");
-        trial_close(&t);
     }
 }
 
@@ -237,7 +235,6 @@ TEST(roots_of_one_size_come_together)
             single += taken == 1;
         }
         CHECK(single == cases[i].period - 1, "%d steps with one root", single);
-        trial_close(&t);
     }
 }
 
@@ -284,7 +281,6 @@ TEST(adaptive_intervals)
             CHECK(moved == (due ? count : 0), "%d bases moved at step %d, expected %d", moved, step, due ? count : 0);
             check_schedule(&t, bases, count, 1 << expected.gap < 10 ? 1 << expected.gap : 10);
         }
-        trial_close(&t);
     }
 }
 
@@ -307,7 +303,6 @@ TEST(staggered_adaptive_intervals)
     CHECK(moved[1] == 4 * (int64_t)count, "%lld refreshes of %d bases in the last 40 steps", (long long)moved[1],
           count);
     CHECK(moved[0] > 6 * (int64_t)count, "%lld refreshes of %d bases in the first 60", (long long)moved[0], count);
-    trial_close(&t);
 }
 
 /* By norm: steady gradients leave roots to the interval; after a jump by 100, or a first gradient after 1,000 zero
@@ -348,7 +343,6 @@ TEST(refreshes_follow_the_gradients)
             double size = ref_largest(t.parameters[k].memory->count, test_tensor_read(t.parameters[k].memory));
             CHECK(isfinite(size) && size < 100.0, "parameter %d has grown to %g", k, size);
         }
-        trial_close(&t);
     }
 }
 
@@ -459,7 +453,6 @@ static void check_failed_roots(tch_context *context, bool restart, int looks)
     CHECK(gap(&t, 0, TCH_ROOT_NEWTON, damping, 1e-3) < 1e-9, "a root that never failed is another");
     CHECK(gap(&t, 1, TCH_ROOT_NEWTON, 10.0 * damping, 1e-5) < 1e-9, "not more damping and care after one failure");
     CHECK(gap(&t, 2, TCH_ROOT_EIGEN, 10.0 * damping, 1e-5) < 1e-13, "not the eigen method after two failures");
-    trial_close(&t);
 }
 
 TEST(failed_roots_go_another_way)
@@ -485,7 +478,6 @@ TEST(the_worst_residual)
     }
     double told = trial_stats(&t).worst_residual;
     CHECK(worst > 0.0 && told > 0.2 * worst && told < 5.0 * worst, "%g, the roots by themselves %g", told, worst);
-    trial_close(&t);
 }
 
 /* relative_eps is at least 2 u sqrt(gradients in the factor). Low-rank factors show its value. */
@@ -509,7 +501,6 @@ TEST(damping_covers_rounding)
         double expected = 2.0 * 0x1p-24 * sqrt(beta2[k] < 1.0 ? 2.0 : 8.0);
         double off = gap(&t, 0, TCH_ROOT_EIGEN, expected, 1e-3);
         CHECK(off < 0.02, "the root is off by %g from that with a relative damping of %g", off, expected);
-        trial_close(&t);
     }
 }
 
@@ -527,7 +518,6 @@ TEST(the_first_gradient_prepares)
         bool prepares = p->reference->method == TCH_OPTIM_SOAP || p->memory->count == 0;
         CHECK(test_tensor_is_unchanged(p->memory) == prepares, "parameter %d", i);
     }
-    trial_close(&t);
 }
 
 /* --- bases that the first gradient does not determine ------------------------------------------------------------ */
@@ -607,7 +597,6 @@ TEST(tall_and_wide_matrices)
             trial_step(&t);
         }
         trial_check(&t, trial_tolerance(TCH_OPTIM_SOAP, TCH_FLOAT64));
-        trial_close(&t);
     }
 }
 
@@ -631,7 +620,6 @@ TEST(bases_stay_orthonormal)
         double size = ref_largest(t.parameters[i].memory->count, p);
         CHECK(isfinite(size) && size < 10.0, "parameter %d has grown to %g", i, size);
     }
-    trial_close(&t);
 }
 
 TEST_MAIN(test_open_context_and_folder, test_close_context_and_folder)

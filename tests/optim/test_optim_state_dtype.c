@@ -128,8 +128,6 @@ static double *moment_of(const trial *t, int32_t parameter, const char *what, in
     for (int64_t i = count; i % 4 != 0; i++) {
         CHECK(codes[i] == 0, "the code behind the last is %d", codes[i]);
     }
-    test_drop(codes);
-    test_drop(scales);
     return values;
 }
 
@@ -336,7 +334,6 @@ static void check_scales(const trial *t, int32_t i, const tch_optim_config *c, c
         float range = squares == NULL ? 0.0f : squares[first / BLOCK];
         check_scale(c, second, scales[first / BLOCK], range, size, exact + first);
     }
-    test_drop(squares);
 }
 
 static void check_moment(const trial *t, int32_t i, const tch_optim_config *c, const char *what, int second,
@@ -358,8 +355,6 @@ static void check_moment(const trial *t, int32_t i, const tch_optim_config *c, c
     }
     CHECK(open <= 4 + count / 200, "%lld of %lld are open: the test decides too little", (long long)open,
           (long long)count);
-    test_drop(kept);
-    test_drop(scales);
 }
 
 static sum *sums_of(int64_t count, const double *values)
@@ -448,7 +443,6 @@ TEST(every_step_is_the_formula)
             test_tensor_check_unchanged(t.parameters[i].gradient_memory, "the gradient");
         }
         check_skipped_step(&t);
-        trial_close(&t);
     }
 }
 
@@ -478,7 +472,6 @@ TEST(trajectories_stay_near)
             trial_steps(&t, 120);
             trial_check(&t, cases[k].allowed[dtype]);
             CHECK(dtype == 0 || trial_error(&t, 4, 120.0) > 1e-4, "nothing was rounded");
-            trial_close(&t);
         }
     }
 }
@@ -504,7 +497,6 @@ TEST(second_moments_are_right_on_average)
         trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, 1, &shapes[4]);
         trial_steps(&t, 400);
         check_mean(8191, moment_of(&t, 0, "exp_avg_sq", 1), t.parameters[0].reference->blocks[0].square);
-        trial_close(&t);
     }
 }
 
@@ -541,7 +533,6 @@ TEST(first_moments_follow_slow_changes)
             values[i] *= (c.kind == TCH_OPTIM_SGD ? 100.0 : 1.0) * (1.0 - pow(0.99, STEPS));
         }
         check_mean(COUNT, moment_of(&t, 0, first_name(&c), 0), values);
-        trial_close(&t);
     }
 }
 
@@ -579,13 +570,8 @@ TEST(steps_have_a_bound)
             CHECK(still || fabs(after[i] - before[i]) <= c.lr * 7.3, "step %d moves element %d by %g", step, i,
                   after[i] - before[i]);
         }
-        test_drop(before);
-        test_drop(values);
-        test_drop(v);
-        test_drop(m);
         before = after;
     }
-    trial_close(&t);
 }
 
 /* --- checkpoints ------------------------------------------------------------------------------------------------- */
@@ -652,8 +638,6 @@ TEST(other_forms_are_converted)
         if (k / 3 == TCH_STATE_INT8) {
             check_earlier_codes_refused(&a, &b, path);
         }
-        trial_close(&a);
-        trial_close(&b);
     }
 }
 
@@ -669,7 +653,6 @@ TEST(float64_stays)
         trial_steps(&t, 5);
         got[k] = test_tensor_read(t.parameters[0].memory);
         CHECK(tch_dtype_equal(state_of(&t, 0, "exp_avg")->dtype, TCH_FLOAT64), "the moments are not float64");
-        trial_close(&t);
     }
     CHECK(memcmp(got[0], got[1], 4096 * sizeof(double)) == 0, "the option has changed float64 parameters");
 }

@@ -141,7 +141,6 @@ TEST(blocks_are_rounded_apart)
         differing += i % COLS < COLS / 2 && after[i] != after[i + COLS / 2];
     }
     CHECK(differing > 0, "both blocks have the same bits");
-    trial_close(&t);
 }
 
 /* --- skipped steps ----------------------------------------------------------------------------------------------- */
@@ -215,7 +214,6 @@ static void refuse_steps(tch_context *context, tch_optim_kind kind)
         tch_optim_stats stats = trial_stats(&t);
         CHECK(stats.skipped == SHAPES && stats.steps == 3 * SHAPES + 2, "%lld of %lld steps were skipped",
               (long long)stats.skipped, (long long)stats.steps);
-        trial_close(&t);
     }
 }
 
@@ -236,7 +234,6 @@ TEST(skipped_refreshes_are_repeated)
     }
     trial_steps(&t, 1);
     trial_check(&t, trial_tolerance(TCH_OPTIM_SHAMPOO, TCH_FLOAT64));
-    trial_close(&t);
 }
 
 /* Without the check: affected values are spoiled, and a step later the optimizer still updates the others. */
@@ -254,7 +251,6 @@ TEST(bad_gradients_are_ignored)
     double *good = test_tensor_read(t.parameters[0].memory);
     CHECK(isnan(spoiled[36]) && isfinite(spoiled[0]), "%g and %g", spoiled[36], spoiled[0]);
     CHECK(isfinite(ref_largest(81, good)), "another parameter is spoiled");
-    trial_close(&t);
 }
 
 /* The first steps are skipped, as at the beginning of training with a loss scale, and refreshes are far apart: the
@@ -271,7 +267,6 @@ static void skipped_first(tch_context *context, tch_optim_kind kind)
     }
     trial_steps(&t, STEPS);
     trial_check(&t, trial_tolerance(kind, TCH_FLOAT64));
-    trial_close(&t);
 }
 
 /* --- missing gradients, or two types ----------------------------------------------------------------------------- */
@@ -305,7 +300,6 @@ static void miss_gradients(tch_context *context, tch_optim_kind kind)
         if (!stagger) { /* the references do not know when others are refreshed */
             trial_check(&t, trial_tolerance(kind, TCH_FLOAT64));
         }
-        trial_close(&t);
     }
 }
 
@@ -330,7 +324,6 @@ static void two_types(tch_context *context, tch_optim_kind kind)
         trial_step_references(&t);
     }
     trial_check(&t, ref_orthogonalizes(kind) && !test_on_cpu() ? 0.05 : 1e-4);
-    trial_close(&t);
 }
 
 /* --- learning rates ---------------------------------------------------------------------------------------------- */
@@ -356,7 +349,6 @@ static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
         t.configs[0].lr = c.lr;
         trial_step(&t);
         trial_check(&t, trial_tolerance(kind, TCH_FLOAT64));
-        trial_close(&t);
     }
 }
 
@@ -467,7 +459,6 @@ static void rates_of_the_rest(tch_context *context, tch_optim_kind kind)
             }
         }
         trial_check(&t, trial_tolerance(kind, TCH_FLOAT64));
-        trial_close(&t);
     }
 }
 
@@ -496,8 +487,6 @@ static void repeat_steps(tch_context *context, tch_optim_kind kind)
             }
         }
         trial_check_same_parameters(&t[0], &t[1]);
-        trial_close(&t[0]);
-        trial_close(&t[1]);
     }
     CHECK_OK(tch_set_num_threads(threads));
 }

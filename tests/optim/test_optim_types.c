@@ -107,7 +107,6 @@ static void run(tch_context *context, const tch_optim_config *config, const type
     trial_open(&t, context, type->dtype, type->gradients, &c, count, which);
     take_steps(&t, steps, type->scale);
     check(&t, type, steps);
-    trial_close(&t);
     test_release_since(mark);
 }
 
@@ -199,7 +198,6 @@ TEST(every_bad_gradient_is_found)
         }
         CHECK_OK(trial_step_library(&t));
         CHECK(trial_stats(&t).skipped == 3 * count, "a good step was skipped");
-        trial_close(&t);
     }
 }
 

@@ -166,9 +166,6 @@ static void observe_reference(const test_kfac_trial *t, test_kfac_reference *r, 
                               weight * scale * scale / (double)batch->samples, added, sizes);
         accumulate(r->groups * r->p * r->n, first ? t->config.factor_decay : 1.0, added, r->scales);
     }
-    test_drop(added);
-    test_drop(sizes);
-    test_drop(a);
 }
 
 void test_kfac_observe(test_kfac_trial *t, int32_t layer, double scale)
@@ -196,8 +193,6 @@ static double invert(int64_t n, const double *a, double shift, double *out)
         w[i] = 1.0 / (w[i] + shift);
     }
     ref_compose(n, v, w, out);
-    test_drop(w);
-    test_drop(v);
     return condition;
 }
 
@@ -229,7 +224,6 @@ static void refresh_bases(const test_kfac_trial *t, test_kfac_reference *r)
             for (int64_t i = 0; i < n; i++) {
                 w[i] = fmax(w[i], 0.0);
             }
-            test_drop(v);
         }
         largest = fmax(largest, product);
     }
@@ -274,8 +268,6 @@ static void take_basis(const test_kfac_trial *t, int32_t layer)
         }
         memcpy(r->basis[side], q, (size_t)(r->groups * n * n) * sizeof *q);
         memcpy(r->values[side], w, (size_t)(r->groups * n) * sizeof *w);
-        test_drop(q);
-        test_drop(w);
     }
     for (int64_t k = 0; k < r->groups * r->p * r->n; k++) {
         int64_t row = k / r->n;
@@ -330,8 +322,6 @@ void test_kfac_draw_gradients(test_kfac_trial *t, test_layout layout)
         if (r->bias) {
             test_tensor_write(t->gradients[2 * i + 1], bias);
         }
-        test_drop(weight);
-        test_drop(bias);
     }
 }
 
@@ -341,7 +331,6 @@ static void multiply_both_sides(int64_t p, int64_t n, const double *l, const dou
     double *left = test_zeros(p * n);
     ref_matmul(p, p, n, l, x, left);
     ref_matmul(p, n, n, left, r, x);
-    test_drop(left);
 }
 
 static double *transposed(int64_t n, const double *q)
@@ -369,8 +358,6 @@ static void precondition_group(const test_kfac_trial *t, const test_kfac_referen
         x[k] /= by + t->config.damping;
     }
     multiply_both_sides(r->p, r->n, qg, r->basis[INPUT] + at_a, x);
-    test_drop(qa);
-    test_drop(qg);
 }
 
 /* The new gradients in `expected`, and their inner product with the old ones. */
@@ -387,7 +374,6 @@ static double precondition_layer(const test_kfac_trial *t, int32_t layer)
     for (int64_t k = 0; k < count; k++) {
         dot += before[k] * t->expected[layer][k];
     }
-    test_drop(before);
     return dot;
 }
 
@@ -399,7 +385,6 @@ void test_kfac_precondition(test_kfac_trial *t, double lr)
         arguments[i] = t->gradients[i] == NULL ? NULL : &t->gradients[i]->tensor;
     }
     TEST_WITHIN_LIMITS(t->context, t->little, tch_kfac_precondition(t->kfac, lr, 2 * t->count, arguments));
-    test_drop(arguments);
     for (int32_t i = 0; i < t->count; i++) {
         dot += t->reference[i].refreshes > 0 ? precondition_layer(t, i) : 0.0;
     }
@@ -433,8 +418,6 @@ static void check_layer(const test_kfac_trial *t, int32_t layer)
     double errors = 4.0 * (double)(r->n + r->p) * u * fmax(r->condition, 1.0) + test_unit_roundoff(t->dtype);
     CHECK(sqrt(distance) <= errors * size, "layer %s is off by %.3g of its size, more than %.3g",
           t->layers[layer].layer->name, sqrt(distance) / size, errors);
-    test_drop(weight);
-    test_drop(bias);
 }
 
 void test_kfac_check_gradients(const test_kfac_trial *t)

@@ -159,8 +159,6 @@ test_positions test_positions_make(tch_context *context, const test_layer_case *
     test_positions r = test_positions_of(&c->layer, ndim, in, c->outputs, x, y);
     r.input = input;
     r.gradient = gradient;
-    test_drop(x);
-    test_drop(y);
     return r;
 }
 
@@ -242,10 +240,6 @@ void test_reference_factor(const test_positions *r, const double *x, int64_t n, 
     double *sizes_of_rows = pooled(r, absolute, n, mean ? 1.0 / positions : 1.0);
     outer_products(r, sizes_of_rows, 1, n, fabs(alpha) / samples, spare, sizes);
     outer_products(r, rows, 1, n, alpha / samples, f, spare);
-    test_drop(rows);
-    test_drop(absolute);
-    test_drop(sizes_of_rows);
-    test_drop(spare);
 }
 
 /* c (p by n) = the coordinates of one sample's gradient, or with `sizes` those of absolute values throughout. */
@@ -269,7 +263,6 @@ static void coordinates(const test_positions *r, int64_t b, const double *a, int
             c[k] += sizes ? fabs(product) : product;
         }
     }
-    test_drop(gradient);
 }
 
 void test_reference_scales(const test_positions *r, const double *a, int64_t n, const double *qa, const double *qg,
@@ -290,5 +283,4 @@ void test_reference_scales(const test_positions *r, const double *a, int64_t n, 
             sizes[h * each + k] += fabs(weight) * c[k] * c[k];
         }
     }
-    test_drop(c);
 }

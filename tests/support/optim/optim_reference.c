@@ -231,7 +231,6 @@ static void multiply(const ref_optim *r, const ref_block *b, int32_t k, const do
             first[i * inner] = column[i];
         }
     }
-    test_drop(column);
 }
 
 static void multiply_all(const ref_optim *r, const ref_block *b, bool transpose, double *x)
@@ -339,8 +338,6 @@ static void take_root(const tch_optim_config *c, int32_t order, int64_t n, const
         w[i] = pow(fmax(w[i], 0.0) + damping, power);
     }
     ref_compose(n, v, w, root);
-    test_drop(w);
-    test_drop(v);
 }
 
 static int64_t first_refresh(const tch_optim_config *c)
@@ -418,7 +415,6 @@ static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, 
             f[e] *= scale;
         }
     }
-    test_drop(d);
 }
 
 static void apply(const tch_optim_config *c, ref_block *b, double *p, const double *d)
@@ -446,7 +442,6 @@ static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, 
     }
     precondition(r, c, b, g, f);
     apply(c, b, p, f);
-    test_drop(f);
 }
 
 /* --- KL-Shampoo -------------------------------------------------------------------------------------------------- */
@@ -472,7 +467,6 @@ static void update_whitened_factor(ref_optim *r, const tch_optim_config *c, ref_
             take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
         }
     }
-    test_drop(u);
 }
 
 static void step_kl_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
@@ -508,8 +502,6 @@ static void first_basis(int64_t n, const double *factor, double *basis)
     for (int64_t i = 0; i < n * n; i++) {
         basis[i] = v[i / n * n + (n - 1 - i % n)];
     }
-    test_drop(w);
-    test_drop(v);
 }
 
 /* Gram-Schmidt on the columns, each twice. */
@@ -549,7 +541,6 @@ static void order_of(int64_t n, const double *q, const double *cq, int64_t *orde
         }
         w[order[i]] = -HUGE_VAL;
     }
-    test_drop(w);
 }
 
 /* A factor is tracked with this fraction of its trace added: the eigenvectors are the same, and its null space stays
@@ -579,9 +570,6 @@ static void track(const ref_optim *r, ref_block *b, int32_t k)
     }
     memcpy(b->square, square, (size_t)b->count * sizeof *square);
     orthonormalize(n, b->root[k]);
-    test_drop(product);
-    test_drop(square);
-    test_drop(order);
 }
 
 /* m becomes the direction in the original space. */
@@ -602,7 +590,6 @@ static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b,
     for (int64_t e = 0; e < b->count && c->soap.normalize_grads; e++) {
         m[e] *= norm > 0.0 ? sqrt((double)b->count) / norm : 0.0;
     }
-    test_drop(rotated);
 }
 
 static void update_bases(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g)
@@ -632,7 +619,6 @@ static void step_soap(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
         }
         adam_in_basis(r, c, b, g, m);
         apply(c, b, p, m);
-        test_drop(m);
     }
     update_bases(r, c, b, g);
 }
@@ -657,25 +643,6 @@ static void ortho_coefficients(const tch_optim_config *config, bool longs, int32
     for (int i = 0; i < 3 && step < 5; i++) {
         k[i] /= pow(1.01, 2 * i + 1);
     }
-}
-
-/* X = (a I + b G + c G^2) X with G = X X'. */
-static void ortho_step(int64_t m, int64_t n, const double *k, double *x)
-{
-    double *turned = test_zeros(m * n);
-    double *g = test_zeros(m * m);
-    double *g2 = test_zeros(m * m);
-    ref_transpose(m, n, x, turned);
-    ref_matmul(m, n, m, x, turned, g);
-    ref_matmul(m, m, m, g, g, g2);
-    for (int64_t i = 0; i < m * m; i++) {
-        g[i] = k[1] * g[i] + k[2] * g2[i] + (i / m == i % m ? k[0] : 0.0);
-    }
-    ref_matmul(m, m, n, g, x, turned);
-    memcpy(x, turned, (size_t)(m * n) * sizeof *x);
-    test_drop(turned);
-    test_drop(g);
-    test_drop(g2);
 }
 
 /* In place. */
@@ -703,14 +670,13 @@ static void orthogonalize(const tch_optim_config *config, int32_t narrow, int64_
             continue;
         }
         ortho_coefficients(config, longs, step, k);
-        ortho_step(rows, m * n / rows, k, short_side);
+        ref_schulz_step(rows, m * n / rows, k, short_side);
     }
     if (m > n) {
         ref_transpose(n, m, short_side, x);
     } else {
         memcpy(x, short_side, (size_t)(m * n) * sizeof *x);
     }
-    test_drop(short_side);
 }
 
 /* The learning rate of a matrix by its shape. */
@@ -777,6 +743,7 @@ void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *
     r->step++;
     for (int32_t i = 0; i < r->block_count; i++) {
         ref_block *b = &r->blocks[i];
+        size_t mark = test_mark();
         double *p = take(r, b, r->values);
         double *g = take(r, b, gradient);
         for (int64_t e = 0; e < b->count; e++) {
@@ -786,7 +753,6 @@ void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *
         for (int64_t e = 0; e < b->count; e++) {
             r->values[place(r, b, e)] = p[e];
         }
-        test_drop(p);
-        test_drop(g);
+        test_release_since(mark);
     }
 }

@@ -156,12 +156,24 @@ void trial_prepare(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gr
     make_group(t, config, count, shapes, entries);
 }
 
+static void destroy_optimizer(void *optimizer)
+{
+    tch_optimizer_destroy(optimizer);
+}
+
+static void create_optimizer(trial *t, const tch_optim_config *config, int32_t count, const tch_parameter *entries)
+{
+    CHECK_OK(tch_optimizer_create(t->context, config, NULL, count, entries, &t->optimizer));
+    test_own(t->optimizer, destroy_optimizer);
+    t->owned = true;
+}
+
 void trial_open(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gradients, const tch_optim_config *config,
                 int32_t count, const trial_shape *shapes)
 {
     tch_parameter entries[TRIAL_MOST_PARAMETERS];
     trial_prepare(t, context, dtype, gradients, config, count, shapes, entries);
-    CHECK_OK(tch_optimizer_create(context, config, NULL, count, entries, &t->optimizer));
+    create_optimizer(t, config, count, entries);
 }
 
 void trial_add_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes)
@@ -176,7 +188,7 @@ void trial_add_group(trial *t, const tch_optim_config *config, int32_t count, co
 
 void trial_close(trial *t)
 {
-    tch_optimizer_destroy(t->optimizer);
+    tch_optimizer_destroy(t->owned ? test_keep(t->optimizer) : t->optimizer);
     for (int32_t i = 0; i < t->count; i++) {
         test_tensor_free(t->parameters[i].memory);
         test_tensor_free(t->parameters[i].gradient_memory);
@@ -399,9 +411,9 @@ void trial_replace_optimizer(trial *t, const tch_optim_config *config)
         const trial_parameter *p = &t->parameters[i];
         entries[i] = (tch_parameter){.tensor = (tch_tensor *)&p->tensor, .use_adamw = p->shape.elementwise};
     }
-    tch_optimizer_destroy(t->optimizer);
+    tch_optimizer_destroy(test_keep(t->optimizer));
     t->optimizer = NULL;
-    CHECK_OK(tch_optimizer_create(t->context, config, NULL, t->count, entries, &t->optimizer));
+    create_optimizer(t, config, t->count, entries);
 }
 
 void trial_copy_parameters(const trial *to, const trial *from)

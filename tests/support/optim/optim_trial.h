@@ -62,6 +62,7 @@ typedef struct trial_parameter {
 typedef struct trial {
     tch_context *context;
     tch_optimizer *optimizer;
+    bool owned; /* the optimizer is released after the test */
     tch_dtype dtype, gradient_dtype;
     test_random random;
     int32_t groups, count;
@@ -74,6 +75,8 @@ typedef struct trial {
 void trial_open(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gradients, const tch_optim_config *config,
                 int32_t count, const trial_shape *shapes);
 void trial_add_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes);
+
+/* Before the end of the test, and what trial_prepare and the caller made. */
 void trial_close(trial *t);
 
 /* Parameters without an optimizer, for tests that create it: `entries` has room for count. */
