@@ -259,31 +259,6 @@ TEST_IN_FOLDER(checkpoints_go_on_bit_for_bit)
     }
 }
 
-/* The same manually: tensors are copied, then counts set. */
-TEST(state_can_be_copied_by_hand)
-{
-    test_kfac_trial *a = trial_of(*state, TCH_KFAC_EKFAC);
-    test_kfac_trial *b = trial_of(*state, TCH_KFAC_EKFAC);
-    test_case("copied by hand");
-    test_kfac_draw_gradients(a, LAYOUT_CONTIGUOUS);
-    CHECK_OK(take_step(a, 420));
-    for (int32_t i = 0; i < tch_kfac_state_count(a->kfac); i++) {
-        tch_optim_state from = TCH_OPTIM_STATE_INIT;
-        tch_optim_state to = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_kfac_get_state(a->kfac, i, &from));
-        CHECK_OK(tch_kfac_get_state(b->kfac, i, &to));
-        CHECK(strcmp(from.name, to.name) == 0, "state %d is %s and %s", i, from.name, to.name);
-        CHECK_OK(tch_tensor_copy(*state, to.tensor, from.tensor));
-    }
-    check_counts(a, 1, 1);
-    for (int32_t i = 0; i < LAYERS; i++) {
-        int64_t counts[TCH_KFAC_COUNTS];
-        CHECK_OK(tch_kfac_get_counts(a->kfac, i, counts));
-        CHECK_OK(tch_kfac_set_counts(b->kfac, i, counts));
-    }
-    step_both(a, b, 810);
-}
-
 static void refuse_number(test_kfac_trial *t, const char *path, const char *name)
 {
     int64_t count;

@@ -504,22 +504,6 @@ TEST(damping_covers_rounding)
     }
 }
 
-/* The first gradient only prepares: matrices are bitwise unchanged, and the others take their step. */
-TEST(the_first_gradient_prepares)
-{
-    trial t;
-    tch_optim_config c = config_of(TCH_OPTIM_SOAP);
-    c.weight_decay = 0.3;
-    test_case("the first step");
-    trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-    trial_step(&t);
-    for (int32_t i = 0; i < t.count; i++) {
-        const trial_parameter *p = &t.parameters[i];
-        bool prepares = p->reference->method == TCH_OPTIM_SOAP || p->memory->count == 0;
-        CHECK(test_tensor_is_unchanged(p->memory) == prepares, "parameter %d", i);
-    }
-}
-
 /* --- bases that the first gradient does not determine ------------------------------------------------------------ */
 
 /* left right', both n by n. */
@@ -597,28 +581,6 @@ TEST(tall_and_wide_matrices)
             trial_step(&t);
         }
         trial_check(&t, trial_tolerance(TCH_OPTIM_SOAP, TCH_FLOAT64));
-    }
-}
-
-/* With bases updated at every step from rank 1 on only this is determined: they stay orthonormal, and every number
- * stays finite. */
-TEST(bases_stay_orthonormal)
-{
-    static const trial_shape open[] = {{.ndim = 2, .shape = {24, 3}}, {.ndim = 2, .shape = {2, 31}}};
-    trial t;
-    tch_optim_config c = config_of(TCH_OPTIM_SOAP);
-    c.shampoo.precondition_frequency = 1;
-    c.shampoo.max_preconditioner_dim = 1024;
-    test_case("bases of factors without full rank");
-    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 2, open);
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-        check_orthonormal(24, trial_read(&t, trial_state(&t, "parameter0/basis.0.0")), 1e-10);
-    }
-    for (int32_t i = 0; i < t.count; i++) {
-        double *p = test_tensor_read(t.parameters[i].memory);
-        double size = ref_largest(t.parameters[i].memory->count, p);
-        CHECK(isfinite(size) && size < 10.0, "parameter %d has grown to %g", i, size);
     }
 }
 

@@ -1,7 +1,7 @@
 /* Moments in bfloat16 and in eight bits. Every step of AdamW, Lion and SGD is recomputed here in float64 from the
  * library's stored moments: parameters must agree to float32's rounding, and the new moments must be those selected by
- * the random bits of torchium/backend/update.h. Also unbiased means over many steps, second moments that never become
- * 0, sizes around a block, skipped steps, and checkpoints.
+ * the random bits of torchium/backend/update.h, so that rounding is unbiased. Also first moments over many steps,
+ * second moments that never become 0, sizes around a block, skipped steps, and checkpoints.
  *
  * Codes are decoded by their definition in torchium/backend/update.h, and random bits come from the tests' own
  * generator. */
@@ -448,34 +448,6 @@ TEST(every_step_is_the_formula)
 
 /* --- many steps -------------------------------------------------------------------------------------------------- */
 
-/* First moments of white gradients are linear codes up to 2.7 standard deviations, on average: 127 steps of 0.021, with
- * an error of 0.41 step as a standard deviation, at each step, plus those of earlier steps: 1 / sqrt(1 - beta1^2) = 2.3
- * times that, 0.02. Errors of later steps are independent, so relative to a path of 120 steps they are a third of that:
- * 0.006 was measured, and twice as much is allowed. Codes of three bits of fraction have an error of 0.03. SGD and Lion
- * round larger changes to nearest: 0.0032 and, with some wrong signs, 0.016 were measured, 0.0045 and 0.020 without
- * that. float32 shows that the rest of the test has an error far below. */
-TEST(trajectories_stay_near)
-{
-    const struct {
-        tch_optim_kind kind;
-        double allowed[3];
-    } cases[] = {
-        {TCH_OPTIM_ADAMW, {1e-5, 0.2 / 32, 0.012}},
-        {TCH_OPTIM_SGD, {1e-5, 0.2 / 32, 0.004}},
-        {TCH_OPTIM_LION, {1e-5, 0.01, 0.018}},
-        {TCH_OPTIM_MUON, {1e-5, 0.2 / 32, 0.012}},
-    };
-    for (size_t k = 0; k < TEST_COUNT(cases); k++) {
-        for (int dtype = 0; dtype <= TCH_STATE_INT8; dtype++) {
-            trial t;
-            open_kept(&t, *state, cases[k].kind, dtype);
-            trial_steps(&t, 120);
-            trial_check(&t, cases[k].allowed[dtype]);
-            CHECK(dtype == 0 || trial_error(&t, 4, 120.0) > 1e-4, "nothing was rounded");
-        }
-    }
-}
-
 /* The mean of the stored values over that of the expected ones. */
 static void check_mean(int64_t count, const double *kept, const double *expected)
 {
@@ -484,20 +456,6 @@ static void check_mean(int64_t count, const double *kept, const double *expected
         ratio += kept[k] / expected[k] / (double)count;
     }
     CHECK(fabs(ratio - 1.0) < 0.01, "moments are %.4f times what they should be", ratio);
-}
-
-/* Rounding to nearest would lose a step's contribution to a second moment, a thousandth, altogether. Stochastic
- * rounding is unbiased: over 8191 elements with an error of about 15 % each, within 1 %. */
-TEST(second_moments_are_right_on_average)
-{
-    for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8; dtype++) {
-        trial t;
-        tch_optim_config c = config_of(TCH_OPTIM_ADAMW, (tch_state_dtype)dtype);
-        test_case("moments in %s", dtype_names[dtype]);
-        trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, 1, &shapes[4]);
-        trial_steps(&t, 400);
-        check_mean(8191, moment_of(&t, 0, "exp_avg_sq", 1), t.parameters[0].reference->blocks[0].square);
-    }
 }
 
 /* One vector that begins at 0. */
