@@ -1,14 +1,12 @@
 /* Internals of orthogonalization: which steps share a Gram matrix, the entry point for optimizers, and the iteration in
  * bfloat16 as on a GPU, modeled on top of the CPU's table by rounding the results of products and elementwise
- * operations; and the same for large matrices, with Gram matrices of several steps in float16 and X divided by its norm
- * in the products.
+ * operations.
  *
  * In bfloat16 the singular values must equal those of the exact iteration up to a few ulp, whichever steps share a Gram
  * matrix. */
 #include "core/context.h"
 #include "linalg/orthogonalize.h"
 #include "support/backend/table_copy.h"
-#include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"
 #include "support/testing.h"
@@ -329,110 +327,28 @@ static void check_in_bfloat16(tch_context *context, const tchi_ortho *ortho, dou
     CHECK(error <= 0.1, "off by %.3f", error);
 }
 
-/* The CPU's table with products that round. */
-static void make_rounding_table(tch_context *context, table_copy *rounded)
+/* By the CPU's table with products that round. */
+TEST_WITH(bfloat16_keeps_the_singular_values, NULL, restore_table)
 {
-    table_copy_make(rounded, context->backend);
-    rounded->matrix.gemm = rounded_gemm;
-    rounded->matrix.gram = rounded_gram;
-    rounded->matrix.symmetric_product = rounded_product;
-    rounded->matrix.normalize = rounded_normalize;
-}
-
-static void check_with_table(tch_context *context, const tch_backend *table, int methods)
-{
+    static const double powers[] = {0.0, 0.5, 1.0, -0.5, -1.0, -2.0, -4.0};
+    static table_copy rounded;
+    tch_context *context = *state;
     plain = context->backend;
-    context->backend = table;
-    const double powers[] = {0.0, 0.5, 1.0, -0.5, -1.0, -2.0, -4.0};
-    for (int method = 0; method < methods; method++) {
+    table_copy_make(&rounded, plain);
+    rounded.matrix.gemm = rounded_gemm;
+    rounded.matrix.gram = rounded_gram;
+    rounded.matrix.symmetric_product = rounded_product;
+    rounded.matrix.normalize = rounded_normalize;
+    context->backend = &rounded.backend;
+    for (int method = 0; method < 2; method++) {
         for (int32_t steps = 1; steps <= 7; steps++) {
             tchi_ortho ortho = tchi_ortho_of((tch_ortho_method)method, steps, 1e-7);
-            for (size_t i = 0; i < sizeof powers / sizeof powers[0]; i++) {
+            for (size_t i = 0; i < TEST_COUNT(powers); i++) {
                 test_case("method %d, %d steps, singular values i^-%g (below 0: a spike)", method, steps, powers[i]);
                 check_in_bfloat16(context, &ortho, powers[i]);
             }
         }
     }
-}
-
-TEST_WITH(bfloat16_keeps_the_singular_values, NULL, restore_table)
-{
-    static table_copy rounded;
-    make_rounding_table(*state, &rounded);
-    check_with_table(*state, &rounded.backend, 2);
-}
-
-/* --- Gram matrices in float16 ------------------------------------------------------------------------------------ */
-
-/* Memory has float32 throughout; the type determines rounding. */
-static float to_type(tch_scalar type, double value)
-{
-    unsigned char bytes[2];
-    if (type != TCH_SCALAR_F16) {
-        return to_bfloat16((float)value);
-    }
-    test_encode(TCH_FLOAT16, value, bytes);
-    return (float)test_decode(TCH_FLOAT16, bytes);
-}
-
-static float *at(const tch_matrices *m, int64_t b, int64_t i, int64_t j)
-{
-    return (float *)m->data + b * m->stride + i * m->ld + j;
-}
-
-static tch_status modeled_normalize(void *state, double eps, const tch_matrices *x, int64_t all, double *scale,
-                                    int32_t *deferred)
-{
-    assert_true(all >= MANY);
-    *deferred = 1;
-    tch_status status = plain->matrix->reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
-    for (int64_t b = 0; b < x->batch; b++) {
-        scale[b] = 1.0 / fmax(scale[b], eps);
-    }
-    return status;
-}
-
-static double modeled_sum(const tch_matrices *a, const tch_matrices *b, int64_t z, int64_t i, int64_t j)
-{
-    const float *left = at(a, z, i, 0);
-    const float *right = at(b, z, j, 0);
-    double sum = 0.0;
-    for (int64_t k = 0; k < a->cols; k++) {
-        sum += (double)left[k] * (double)right[k];
-    }
-    return sum;
-}
-
-static tch_status modeled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                  const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
-                                  const tch_matrices *c)
-{
-    assert_int_equal(a->type, b->type);
-    assert_true(d == NULL || d->type == a->type);
-    assert_true(a->data != c->data && b->data != c->data && (d == NULL || d->data != c->data));
-    for (int64_t at_row = 0; at_row < c->batch * c->rows; at_row++) {
-        int64_t z = at_row / c->rows;
-        int64_t i = at_row % c->rows;
-        double factor = pow(scale[z], exponent);
-        for (int64_t j = 0; j <= i; j++) {
-            double addend = (d != NULL ? c1 * (double)*at(d, z, i, j) : 0.0) + (i == j ? c0 : 0.0);
-            *at(c, z, i, j) = to_type(c->type, factor * (c2 * modeled_sum(a, b, z, i, j) + addend));
-            *at(c, z, j, i) = *at(c, z, i, j);
-        }
-    }
-    return TCH_OK;
-}
-
-/* A division by the norm, or a Gram matrix of X, outside of the products above would be an error here. */
-TEST_WITH(float16_keeps_the_singular_values, NULL, restore_table)
-{
-    static table_copy modeled;
-    make_rounding_table(*state, &modeled);
-    modeled.matrix.normalize = modeled_normalize;
-    modeled.matrix.symmetric_product = modeled_product;
-    modeled.matrix.shift_scale = NULL;
-    modeled.matrix.gram = NULL;
-    check_with_table(*state, &modeled.backend, 3);
 }
 
 TEST_MAIN(test_open_context, test_close_context)
