@@ -1,19 +1,8 @@
-/* Parsing of kernel sources before compilation: real sources truncated at every character must yield a text for the
- * compiler or an error; fuzz_kernel_source mutates them at random. Sources are in memory of exactly their size, for
- * sanitizers. Megabytes of adversarial text must not take more than linear time. */
+/* Parsing of kernel sources before compilation: megabytes of adversarial text must yield a text for the compiler or an
+ * error, in linear time. fuzz_kernel cuts and mutates real sources. */
 #include "backends/cpu/user_kernel/kernel.h"
 #include "kernel/cache.h"
-#include "support/kernel/kernel_sources.h"
 #include "support/testing.h"
-
-/* In addition to typical ones: every form that is rewritten, and near misses. */
-static const char *const odd_sources[] = {
-    "extern __shared__ []; __global__ void f(float *x) {}",
-    "__shared__ extern []; extern __shared__ ; extern __shared__ T[]; extern __shared__",
-    "namespace a::b { extern \"C\" { __shared__ extern T s [ ] ; } }\n__global__ void f() {extern __shared__\nT t[];}",
-    "#define K __global__ \\\n void f()\nK { R\"x(\" ) )x\" ; u8R\"()\" 'a' '\\'' \"\\\\\" 1'000.5f /* */ // \\\n }",
-    "__device__ void f(int) {} void g() { f(1); ::f(2); }",
-};
 
 static const char *const names[] = {"f", "a::b::f<float, 4>", "::f <1>"};
 
@@ -51,27 +40,6 @@ static void check_text(const char *text, size_t length)
     check_prepared(source, names[length % TEST_COUNT(names)]);
     const tch_kernel_text alone = {.source = source};
     (void)tchi_kernel_reads_files(&alone);
-}
-
-/* --- truncated texts --------------------------------------------------------------------------------------------- */
-
-static void cut_off(const char *source)
-{
-    for (size_t length = 0; length <= strlen(source); length++) {
-        check_text(source, length);
-    }
-}
-
-TEST(cut_sources)
-{
-    for (int i = 0; i < kernel_source_count; i++) {
-        test_case("%s", kernel_sources[i].title);
-        cut_off(kernel_sources[i].text);
-    }
-    for (size_t i = 0; i < sizeof odd_sources / sizeof *odd_sources; i++) {
-        test_case("odd source %zu", i);
-        cut_off(odd_sources[i]);
-    }
 }
 
 /* --- long texts -------------------------------------------------------------------------------------------------- */
