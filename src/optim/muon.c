@@ -35,7 +35,7 @@
 
 static void set_muon_defaults(tch_optim_config *c)
 {
-    c->lr = 1e-3;
+    c->lr = 0.02;
     c->weight_decay = 0.1;
     c->momentum = 0.95;
     c->nesterov = 1;
@@ -46,6 +46,7 @@ static void set_muon_defaults(tch_optim_config *c)
 static void set_normuon_defaults(tch_optim_config *c)
 {
     set_muon_defaults(c);
+    c->lr = 1e-3;
     c->beta2 = 0.95;
     c->eps = 1e-8;
     c->muon.adjust_lr_fn = TCH_ADJUST_LR_MATCH_RMS_ADAMW;

@@ -27,7 +27,7 @@
  * onto Adam lets its learning rates carry over. */
 static void set_shampoo_defaults(tch_optim_config *c)
 {
-    c->lr = 1e-3;
+    c->lr = 3e-3;
     c->beta1 = 0.9;
     c->beta2 = 0.95;
     c->eps = 1e-12;

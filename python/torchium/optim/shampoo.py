@@ -79,7 +79,7 @@ class Shampoo(SecondOrder):
     def __init__(
         self,
         params: Any,
-        lr: Any = 1e-3,
+        lr: Any = 3e-3,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-12,
         weight_decay: float = 0,

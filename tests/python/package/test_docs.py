@@ -221,3 +221,16 @@ def test_options_in_the_text_exist():
     ]
     assert unknown == []
     assert "precondition_frequency" in known and "refresh_growth" not in known
+
+
+def test_signatures_have_the_defaults_of_the_classes():
+    optim = importlib.import_module("torchium.optim")
+    page = (FOLDER / "optimizers.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^    (\w+)(\(params, .*?\))\n\n", page, flags=re.M | re.S)
+    assert len(shown) >= 8
+    for name, arguments in shown:
+        written = {}
+        exec(f"def signature{re.sub(r'(, [*])?, [.]{3}', '', arguments)}: pass", written)
+        real = inspect.signature(getattr(optim, name)).parameters
+        for one in inspect.signature(written["signature"]).parameters.values():
+            assert real[one.name].default == one.default, f"{name}: {one}"
