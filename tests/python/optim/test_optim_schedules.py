@@ -289,3 +289,29 @@ def test_only_groups_with_a_rate_of_their_own_keep_a_note():
 
     assert noted("soap") is None and noted("adamw") is None and noted("muon") == (None, None)
     assert noted("muon", lr=LR, adamw_lr=0.5) == (0.5, LR)
+
+
+@pytest.mark.parametrize("event", ["a rate ten times higher", "gradients 100 times larger", "a layer that wakes up"])
+@pytest.mark.parametrize("kind", ["shampoo", "kl_shampoo", "soap"])
+def test_training_recovers(kind, event):
+    """After 150 steps; a stale root or basis must not make a step that training does not recover from."""
+    first, middle, last = (torch.nn.Linear(*sizes) for sizes in ((16, 32), (32, 32), (32, 8)))
+    net = torch.nn.Sequential(first, torch.nn.Tanh(), middle, torch.nn.Tanh(), last)
+    target = torch.randn(16, 8) / 4
+    optimizer = CLASSES[kind](list(net.parameters()), lr=3e-3)
+    losses = []
+    for step in range(250):
+        x = torch.randn(64, 16)
+        loss = torch.nn.functional.mse_loss(net(x), torch.tanh(x @ target))
+        optimizer.zero_grad()
+        loss.backward()
+        if event.startswith("a layer") and step < 150:
+            middle.weight.grad.zero_()
+        if event.startswith("gradients") and step == 150:
+            for p in net.parameters():
+                p.grad *= 100
+        optimizer.param_groups[0]["lr"] = 3e-2 if event.startswith("a rate") and 150 <= step < 170 else 3e-3
+        optimizer.step()
+        losses.append(loss.item())
+    before, after, final = torch.tensor(losses[130:150]), torch.tensor(losses[150:]), torch.tensor(losses[-20:])
+    assert after.max() < 3 * before.mean() and final.mean() < before.mean()
