@@ -134,6 +134,16 @@ static int fill_placement(PyObject *entry, tch_placement *placement, int64_t *sh
     return 0;
 }
 
+/* The first entry that is the same object: equal parameters share a placement, which has a shard for every rank. */
+static Py_ssize_t first_same(PyObject *list, Py_ssize_t index)
+{
+    Py_ssize_t i = 0;
+    while (i < index && PyTuple_GetItem(list, i) != PyTuple_GetItem(list, index)) {
+        i++;
+    }
+    return i;
+}
+
 tch_placement *py_placements(PyObject *list, Py_ssize_t count)
 {
     Py_ssize_t total = 0;
@@ -147,7 +157,7 @@ tch_placement *py_placements(PyObject *list, Py_ssize_t count)
             py_refuse_type(entry, "a placement", "None or (shape, shards)");
             return NULL;
         }
-        total += entry == Py_None ? 0 : PyTuple_Size(shards_of(entry));
+        total += entry == Py_None || first_same(list, i) < i ? 0 : PyTuple_Size(shards_of(entry));
     }
     size_t each = sizeof(tch_placement) + TCH_MAX_RANK * sizeof(int64_t);
     tch_placement *placements = PyMem_Calloc(1, ((size_t)count + 1) * each + (size_t)total * sizeof(tch_shard));
@@ -158,6 +168,11 @@ tch_placement *py_placements(PyObject *list, Py_ssize_t count)
     int64_t *shapes = (int64_t *)(placements + count + 1);
     tch_shard *shards = (tch_shard *)(shapes + (count + 1) * TCH_MAX_RANK);
     for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t same = first_same(list, i);
+        if (same < i) {
+            placements[i] = placements[same];
+            continue;
+        }
         if (fill_placement(PyTuple_GetItem(list, i), &placements[i], shapes + i * TCH_MAX_RANK, shards) < 0) {
             PyMem_Free(placements);
             return NULL;

@@ -8,6 +8,7 @@ import itertools
 import os
 import pickle
 import signal
+import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -181,6 +182,37 @@ def moments_lie_like_their_parameter(size):
     optimizer, parameters = train("Muon", by_rows(size))
     assert isinstance(optimizer.state[parameters[0]]["momentum_buffer"], DTensor)
     assert optimizer.state[parameters[0]]["momentum_buffer"].shape == parameters[0].shape
+
+
+def calls_of(function):
+    """The number of Python's calls inside."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def more_parameters_are_no_more_calls(size):
+    """A step calls no Python function per parameter."""
+    for name, (way, (place, more)) in itertools.product(("AdamW", "Muon"), layouts(size).items()):
+        calls = []
+        for count in (2, 50):
+            parameters = [torch.nn.Parameter(place(torch.ones(8, 6))) for _ in range(count)]
+            optimizer = make(name, parameters, **more)
+            for p in parameters:
+                p.grad = place(torch.ones(8, 6))
+            optimizer.step()
+            optimizer.step()
+            calls.append(calls_of(optimizer.step))
+        assert calls[0] == calls[1], f"{name} of {way}: {calls}"
 
 
 def goes_on_from_state(size):
@@ -667,10 +699,13 @@ def on_a_mesh_of_gpus(size):
     def place(value):
         return wrap_like(part(value), Like(value), value.shape)
 
+    made = mock.Mock(wraps=dist.new_group)
     for name in ("Muon", "Shampoo", "AdamW"):
-        optimizer, parameters = train(name, place)
+        with mock.patch.object(dist, "new_group", made):
+            optimizer, parameters = train(name, place)
         for a, p in zip(alone(name), parameters, strict=True):
             assert p.to_local().device.type == "cpu" and torch.equal(part(a), p.to_local()), name
+        assert made.call_count == 1, f"{name}: these ranks have a communicator"
         views = next(iter(optimizer._engines.values())).states()
         for p, state in zip(parameters, views, strict=True):
             for key, value in state.items():
@@ -687,6 +722,7 @@ CASES = [
             several_in_a_shard,
             moments_lie_like_their_parameter,
             goes_on_from_state,
+            more_parameters_are_no_more_calls,
             falls_out_of_step,
             refuses_a_state,
             decides_over_meshes,

@@ -1,9 +1,13 @@
 """Sharded optimizers over gloo: bitwise equal to one process, in worlds of two to four ranks, sharded in every way,
 with checkpoints between worlds. shared_cases.py has the ranks' functions."""
 
+import itertools
 import json
+import math
 import pickle
+import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,10 @@ import shared_cases
 import torch
 import torchium
 from processes import check_cases, run_ranks
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torchium.optim._shared.group import pack, unpack
+from torchium.optim._shared.sharding import _placement
 
 
 def test_worlds(tmp_path):
@@ -32,6 +39,55 @@ def test_survivors_are_told(tmp_path):
         assert "all_gather of ranks 0 to 2" in told["said"][0] and "resume from a checkpoint" in told["said"][0], told
         assert "failed" in told["said"][1], told  # without another collective
         assert told["seconds"] < shared_cases.TIMEOUT + 2, told
+
+
+STRIDED = _StridedShard(0, split_factor=3)
+
+
+@pytest.mark.parametrize(
+    ("sides", "placements"),
+    [
+        ((5,), [Shard(0)]),
+        ((5,), [Shard(1)]),
+        ((3, 4), [Replicate(), Shard(0)]),
+        ((3, 4), [Shard(0), Shard(1)]),
+        ((4, 3), [STRIDED, Shard(0)]),
+        ((2, 3, 2), [STRIDED, Shard(0), Shard(1)]),
+    ],
+)
+def test_placements(sides, placements):
+    """The rectangles of every rank have the elements that PyTorch's own division leaves there."""
+    for _ in range(10):
+        whole = torch.arange(10_000)[: (rows := random.randint(1, 40)) * (columns := random.randint(1, 20))]
+        whole = whole.reshape(rows, columns)
+        shape, shards = _placement(tuple(whole.shape), tuple(placements), (sides, tuple(range(math.prod(sides)))))
+        for rank, at in enumerate(itertools.product(*map(range, sides))):
+            local = whole
+            for placement, parts, part in zip(placements, sides, at, strict=True):
+                if not placement.is_replicate():
+                    local = placement._split_tensor(local, parts, with_padding=False)[0][part]
+            found = torch.full_like(local, -1)
+            for start, size, offset in (rest for owner, *rest in shards if owner == rank and math.prod(rest[1])):
+                there, here = (tuple(slice(a, a + n) for a, n in zip(f, size, strict=True)) for f in (start, offset))
+                found[here] = whole[there]
+            assert torch.equal(found, local), (shape, rank)
+
+
+def test_work_of_a_placement():
+    """A placement on 1024 ranks takes work for each rank, not for each of the elements."""
+    lines = 0
+
+    def count(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        _placement((128_256, 4096), (Shard(0),), ((1024,), tuple(range(1024))))
+    finally:
+        sys.settrace(None)
+    assert lines < 64 * 1024
 
 
 def test_tensors_as_bytes():

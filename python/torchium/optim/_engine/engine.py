@@ -18,7 +18,7 @@ import torch
 from torchium import _C
 
 from .._shared.flat import flat_of
-from .._shared.sharding import is_laid_out, is_sharded, local_gradient, local_tensor, wrap_like
+from .._shared.sharding import is_sharded, local_tensor, local_tensors, moved_gradient, wrap_like
 from .._shared.tiles import TileShape, shape_of
 from .matrices import Role
 from .moments import SCALED, coded
@@ -91,6 +91,7 @@ class Engine:
         self.group = group
         self._parts = False  # this process has a part of some parameters
         self._moving: list[int] = []  # those whose gradients came in another layout at the last step
+        self._fitting: list[Any] = []  # the description of each gradient that was last seen to be in the right layout
         self.parameters: list[torch.Tensor] = []
         self.labels: list[str] = []
         self.groups: list[Members] = []
@@ -116,6 +117,7 @@ class Engine:
         members = Members(index, number, generation, parameters)
         self.groups.append(members)
         self.parameters += parameters
+        self._fitting += [None] * len(parameters)
         self.labels += labels
         return members
 
@@ -224,21 +226,27 @@ class Engine:
         return None if isinstance(outcome, int) else outcome
 
     def _step_parts(self, gradients: list[torch.Tensor | None] | None, *rest: Any) -> list[torch.Tensor] | None:
-        local = [local_tensor(p) for p in self.parameters]
-        moving = [i for i, p in enumerate(self.parameters) if not is_laid_out(p)]
+        given = [p.grad for p in self.parameters] if gradients is None else gradients
+        specs = [getattr(g, "_spec", None) for g in given]
+        moving = [i for i, spec in enumerate(specs) if spec is not self._fitting[i] and not self._fits(i, spec)]
         if moving != self._moving and self.group:  # their collectives are of all ranks, or of none
             doing = "have a gradient in another layout than its parameter's"
             self.group.check(self.group.agree(doing).tolist(), doing)
         self._moving = moving
-        given = self.parameters if gradients is None else gradients
-        gradients = [
-            None if g is None else local_gradient(p, i in moving)
-            for i, (p, g) in enumerate(zip(self.parameters, given, strict=True))
-        ]
-        outcome = self._handle.step(local, gradients, *rest)
+        local, parts = local_tensors(self.parameters), local_tensors(given)
+        for i in moving:
+            parts[i] = moved_gradient(self.parameters[i])
+        outcome = self._handle.step(local, parts, *rest)
         if isinstance(outcome, int):
             return None
-        return [p for p, g in zip(local, gradients, strict=True) if g is not None]
+        return [p for p, g in zip(local, parts, strict=True) if g is not None]
+
+    def _fits(self, i: int, spec: Any) -> bool:
+        """Whether the gradient of parameter i, which has this description, is in the parameter's layout."""
+        own = getattr(self.parameters[i], "_spec", None)
+        fits = spec is None or own is None or (spec.mesh == own.mesh and spec.placements == own.placements)
+        self._fitting[i] = spec if fits else self._fitting[i]
+        return fits
 
     def memory(self) -> dict[str, int]:
         return self._handle.memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import math
@@ -17,7 +18,7 @@ import torch
 from torchium._messages import shown
 
 from .flat import flat_of
-from .sharding import Placement, is_laid_out, is_sharded, placement_of
+from .sharding import Mesh, Placement, is_laid_out, is_sharded, placement_of
 
 __all__ = ["EvenInputs", "Group", "make_group", "meeting", "pack", "ranks_of", "unpack"]
 
@@ -30,6 +31,8 @@ _TYPES = {
 }
 _LENGTH = 8  # bytes of the header's length
 _NONE, _REFUSED = 2**31 - 1, -(2**31)
+# The process groups made here, by ranks and type of device: one serves all optimizers until PyTorch destroys it.
+_MADE: weakref.WeakValueDictionary[tuple[tuple[int, ...], str], Any] = weakref.WeakValueDictionary()
 
 
 class _OnGPU:
@@ -68,14 +71,20 @@ class Group:
         self.rank = ranks.index(dist.get_rank())
         self.is_awaited = False  # the other ranks wait for this one to agree
         self._views: dict[tuple[int, int], torch.Tensor] = {}
-        self._rank_of = {rank: k for k, rank in enumerate(ranks)}
+        self._meshes: dict[Any, Mesh] = {}
 
     @property
     def size(self) -> int:
         return len(self.ranks)
 
     def placement_of(self, parameter: torch.Tensor) -> Placement | None:
-        return placement_of(parameter, self._rank_of)
+        return placement_of(parameter, self._mesh_of)
+
+    def _mesh_of(self, mesh: Any) -> Mesh:
+        if mesh not in self._meshes:
+            rank_of = {rank: k for k, rank in enumerate(self.ranks)}
+            self._meshes[mesh] = tuple(mesh.mesh.shape), tuple(rank_of[rank] for rank in mesh.mesh.flatten().tolist())
+        return self._meshes[mesh]
 
     @property
     def name(self) -> str:
@@ -274,12 +283,17 @@ def _length(value: Any) -> int:
     return value
 
 
+@functools.lru_cache(maxsize=64)
+def _ranks_on(mesh: Any) -> tuple[int, ...]:
+    return tuple(sorted(mesh.mesh.flatten().tolist()))
+
+
 def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
     """The global ranks that share a parameter: those of a DTensor's mesh, or of the process group with replicas. None
     for a single rank."""
     flat = flat_of(parameter)
     if is_sharded(parameter):
-        ranks = tuple(sorted(parameter.device_mesh.mesh.flatten().tolist()))
+        ranks = _ranks_on(parameter.device_mesh)
     elif flat is not None:
         ranks = tuple(sorted(_ranks_in(flat.process_group)))
     elif process_group is not None:
@@ -310,7 +324,10 @@ def make_group(parameter: Any, process_group: Any, device: torch.device) -> Grou
     for group in known:
         if tuple(sorted(dist.get_process_group_ranks(group))) == ranks and _serves(group, device):
             return Group(group, tuple(dist.get_process_group_ranks(group)), device)
-    return Group(_new_group(list(ranks), device), ranks, device)
+    made = _MADE.get((ranks, device.type))
+    if made is None or not _ranks_in(made):
+        made = _MADE[ranks, device.type] = _new_group(list(ranks), device)
+    return Group(made, ranks, device)
 
 
 def _serves(group: Any, device: torch.device) -> bool:

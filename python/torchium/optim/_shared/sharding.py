@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ __all__ = [
     "arrived",
     "is_laid_out",
     "is_sharded",
-    "local_gradient",
     "local_part",
     "local_tensor",
+    "local_tensors",
+    "moved_gradient",
     "placement_of",
     "same_layout",
     "shards_here",
@@ -29,9 +31,13 @@ __all__ = [
     "wrap_like",
 ]
 
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
+
 # (shape, shards), each shard (rank, start, size, offset): the argument of _C.Optimizer.
 Shard = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 Placement = tuple[tuple[int, ...], tuple[Shard, ...]]
+Mesh = tuple[tuple[int, ...], tuple[int, ...]]  # its shape, and the rank in the group of each coordinate
+Runs = tuple[tuple[int, int], ...]  # consecutive indices: the first, and how many
 # (first index in the whole, first index in the shard, length)
 Interval = tuple[int, int, int]
 
@@ -42,11 +48,8 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The local shard, in the same memory."""
-    if not is_sharded(tensor):
-        return tensor
-    with torch.no_grad():
-        return arrived(tensor.to_local())
+    """The local shard, in the same memory. DTensor.to_local() would make a view of it for each parameter and step."""
+    return arrived(getattr(tensor, "_local_tensor", tensor))
 
 
 def arrived(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,12 +67,15 @@ def is_laid_out(parameter: torch.Tensor) -> bool:
     return gradient is None or not is_sharded(gradient) or same_layout(gradient, parameter)
 
 
-def local_gradient(parameter: torch.Tensor, moves: bool) -> torch.Tensor | None:
-    """The local shard of its gradient, which moves to the layout of the parameter."""
-    gradient = parameter.grad
-    if moves:
-        gradient = gradient.redistribute(parameter.device_mesh, parameter.placements)
-    return None if gradient is None else local_tensor(gradient)
+def moved_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """The local shard of its gradient in the layout of the parameter."""
+    return local_tensor(parameter.grad.redistribute(parameter.device_mesh, parameter.placements))
+
+
+def local_tensors(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """The local shards, without a call for each."""
+    parts = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+    return [part if type(part) in _PLAIN else arrived(part) for part in parts]
 
 
 def wrap_like(local: torch.Tensor, parameter: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -108,65 +114,76 @@ def local_part(value: Any, like: Any) -> torch.Tensor:
     return part
 
 
-def _cut(indices: torch.Tensor, placement: Any, parts: int, part: int) -> torch.Tensor:
-    """The indices of a dimension on one coordinate of the mesh."""
-    split = getattr(placement, "split_factor", None)
-    if split is None:  # Shard: as torch.chunk, with empty shards at the end
-        each = -(-len(indices) // parts)
-        return indices[part * each : (part + 1) * each]
-    return type(placement)(0, split_factor=split)._split_tensor(indices, parts, with_padding=False, contiguous=True)[0][
-        part
+@functools.lru_cache(maxsize=4096)
+def _parts(length: int, placement: Any, parts: int) -> list[Runs]:
+    """The positions of a dimension that each coordinate of the mesh gets."""
+    if getattr(placement, "split_factor", None) is None:  # Shard: as torch.chunk, with empty shards at the end
+        each = -(-length // parts)
+        limits = [min(part * each, length) for part in range(parts + 1)]
+        return [((first, end - first),) if first < end else () for first, end in itertools.pairwise(limits)]
+    whole, along = torch.arange(length, device="cpu"), type(placement)(0, split_factor=placement.split_factor)
+    found = []
+    for part in along._split_tensor(whole, parts, with_padding=False, contiguous=True)[0]:
+        breaks = [0, *((part.diff() != 1).nonzero().flatten() + 1).tolist(), len(part)]
+        found.append(tuple((int(part[a]), b - a) for a, b in itertools.pairwise(breaks) if a < b))
+    return found
+
+
+def _chosen(runs: Runs, positions: Runs) -> Runs:
+    """The indices at these positions of the runs."""
+    found, at = [], 0
+    for start, length in runs:
+        for first, count in positions:
+            low, high = max(first, at), min(first + count, at + length)
+            if low < high:
+                found.append((start + low - at, high - low))
+        at += length
+    return tuple(found)
+
+
+def _divided(length: int, cuts: list[tuple[Any, int, range]]) -> dict[tuple[int, ...], list[Interval]]:
+    """The intervals of a dimension by the coordinates along the mesh dimensions that cut it. A cut: the placement, the
+    mesh's size and the wanted coordinates."""
+    level: dict[tuple[int, ...], Runs] = {(): ((0, length),)}
+    for placement, size, wanted in cuts:
+        level = {
+            (*at, part): _chosen(runs, _parts(sum(count for _, count in runs), placement, size)[part])
+            for at, runs in level.items()
+            for part in wanted
+        }
+    ends = {at: itertools.accumulate((count for _, count in runs), initial=0) for at, runs in level.items()}
+    return {at: [(start, first, n) for (start, n), first in zip(level[at], ends[at], strict=False)] for at in level}
+
+
+def _shards(shape: tuple[int, ...], placements: tuple[Any, ...], sides: tuple[int, ...], wanted: list[range]) -> Any:
+    """The rectangles of each wanted coordinate of the mesh: (start, offset, size) each."""
+    if any(placement.is_partial() for placement in placements):
+        raise ValueError("a parameter whose placement is Partial has no values of its own to update")
+    axes = [[a for a, p in enumerate(placements) if not p.is_replicate() and p.dim == k] for k in range(len(shape))]
+    divided = [
+        _divided(length, [(placements[a], sides[a], wanted[a]) for a in axes[k]]) for k, length in enumerate(shape)
     ]
-
-
-def _intervals(indices: torch.Tensor) -> list[Interval]:
-    """Runs of consecutive indices."""
-    numbers = indices.tolist()
-    runs: list[Interval] = []
-    first = 0
-    for k in range(1, len(numbers) + 1):
-        if k == len(numbers) or numbers[k] != numbers[k - 1] + 1:
-            runs.append((numbers[first], first, k - first))
-            first = k
-    return runs
-
-
-def _shards_at(shape: tuple[int, ...], placements: tuple[Any, ...], sides: tuple[int, ...], at: tuple[int, ...]) -> Any:
-    """The rectangles of one coordinate of the mesh: (start, size, offset) each."""
-    indices = [torch.arange(size, device="cpu") for size in shape]
-    for placement, parts, part in zip(placements, sides, at, strict=True):
-        if placement.is_partial():
-            raise ValueError("a parameter whose placement is Partial has no values of its own to update")
-        if not placement.is_replicate():
-            indices[placement.dim] = _cut(indices[placement.dim], placement, parts, part)
-    for runs in itertools.product(*map(_intervals, indices)):
-        yield tuple(zip(*runs, strict=True)) if runs else ((), (), ())
+    for at in itertools.product(*wanted):
+        runs = [intervals[tuple(at[a] for a in axes[k])] for k, intervals in enumerate(divided)]
+        yield [tuple(zip(*rectangle, strict=True)) or ((), (), ()) for rectangle in itertools.product(*runs)]
 
 
 def shards_here(tensor: Any) -> list[Any]:
     """The rectangles of a DTensor on this rank: (start, offset, size) each."""
-    sides, at = tuple(tensor.device_mesh.mesh.shape), tuple(tensor.device_mesh.get_coordinate())
-    return list(_shards_at(tuple(tensor.shape), tuple(tensor.placements), sides, at))
+    at = [range(k, k + 1) for k in tensor.device_mesh.get_coordinate()]
+    return next(_shards(tuple(tensor.shape), tuple(tensor.placements), tuple(tensor.device_mesh.mesh.shape), at))
 
 
 @functools.lru_cache(maxsize=4096)
-def _placement(
-    shape: tuple[int, ...], placements: tuple[Any, ...], mesh: tuple[tuple[int, ...], tuple[int, ...]]
-) -> Placement:
-    """`mesh`: its shape, and the rank in the group of each coordinate."""
+def _placement(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: Mesh) -> Placement:
     sides, ranks = mesh
-    shards = []
-    for at, rank in zip(itertools.product(*map(range, sides)), ranks, strict=True):
-        for start, offset, size in _shards_at(shape, placements, sides, at):
-            shards.append((rank, start, size, offset))
-    return shape, tuple(shards)
+    found = zip(ranks, _shards(shape, placements, sides, list(map(range, sides))), strict=True)
+    return shape, tuple((rank, start, size, offset) for rank, here in found for start, offset, size in here)
 
 
-def placement_of(parameter: Any, rank_of: dict[int, int]) -> Placement | None:
-    """Of a DTensor, with ranks of the group by global rank; None for a replicated plain tensor."""
+def placement_of(parameter: Any, mesh_of: Callable[[Any], Mesh]) -> Placement | None:
+    """Of a DTensor; None for a replicated plain tensor."""
     flat = flat_of(parameter)
     if flat is not None or not is_sharded(parameter):
         return flat and flat.placement
-    mesh = parameter.device_mesh.mesh
-    ranks = tuple(rank_of[rank] for rank in mesh.flatten().tolist())
-    return _placement(tuple(parameter.shape), tuple(parameter.placements), (tuple(mesh.shape), ranks))
+    return _placement(tuple(parameter.shape), tuple(parameter.placements), mesh_of(parameter.device_mesh))
