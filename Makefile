@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 # Tools installed by scripts/setup into the virtual environment come first.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
-export CTEST_PARALLEL_LEVEL ?= 2
+export CTEST_PARALLEL_LEVEL ?= 3
 
 .PHONY: help run test fuzz soak bench format lint docs wheel install clean native
 

@@ -128,6 +128,7 @@ function(torchium_python_test name)
     add_test(NAME python_${name} COMMAND ${command} -m "not gpu")
     torchium_test_settings(python_${name} TIMEOUT ${arg_TIMEOUT})
     set_property(TEST python_${name} APPEND PROPERTY ENVIRONMENT ${environment})
+    set_property(TEST python_${name} PROPERTY COST 100) # the longest tests begin first
     if(TORCHIUM_HAVE_CUDA)
         add_test(NAME python_${name}_cuda COMMAND ${command} -m gpu)
         torchium_test_settings(python_${name}_cuda LABELS gpu TIMEOUT 300)
