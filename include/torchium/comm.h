@@ -93,11 +93,11 @@ TCH_API tch_status tch_comm_create_nccl(tch_context *context, const char id[TCH_
 typedef struct tch_comm_nccl_config {
     size_t struct_size;
     const char *name; /* in messages; NULL for "NCCL" */
-    double timeout_s; /* 0: waits for a missing rank without limit */
+    double timeout_s; /* half an hour by default; 0: waits for a missing rank without limit */
 } tch_comm_nccl_config;
 #define TCH_COMM_NCCL_CONFIG_INIT                                                                                      \
     {                                                                                                                  \
-        sizeof(tch_comm_nccl_config), NULL, 0.0                                                                        \
+        sizeof(tch_comm_nccl_config), NULL, 1800.0                                                                     \
     }
 
 /* The same with options; `config` NULL: the defaults.

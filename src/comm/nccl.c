@@ -14,6 +14,7 @@
 #include "core/list.h"
 #include "core/status.h"
 #include "nccl_watch.h"
+#include "neighbors.h"
 
 typedef struct nccl_comm *nccl_comm;
 typedef struct nccl_id {
@@ -39,6 +40,7 @@ typedef struct nccl_library {
     int (*init_rank_config)(nccl_comm *comm, int ranks, nccl_id id, int rank,
                             nccl_config *config); /* NULL before 2.14 */
     int (*finalize)(nccl_comm comm);              /* the same */
+    const char *(*last_error)(nccl_comm comm);    /* NULL before 2.13 */
     int (*all_gather)(const void *send, void *receive, size_t count, int type, nccl_comm comm, void *stream);
     int (*all_reduce)(const void *send, void *receive, size_t count, int type, int op, nccl_comm comm, void *stream);
     int (*send)(const void *data, size_t count, int type, int peer, nccl_comm comm, void *stream);
@@ -57,7 +59,8 @@ typedef struct nccl_group {
     int32_t size;
     double timeout_s;  /* 0: none */
     tchi_watch watch;  /* its lock also protects `comm`, which the thread may abort */
-    char failure[256]; /* the reason of the abort */
+    char failure[640]; /* the reason of the abort */
+    tchi_neighbors neighbors;
 } nccl_group;
 
 /* --- the library ------------------------------------------------------------------------------------------------- */
@@ -109,17 +112,29 @@ static tch_status find_library(nccl_library *library)
         }
         memcpy(symbols[i].place, &symbol, sizeof symbol);
     }
-    void *later[] = {dlsym(handle, "ncclCommInitRankConfig"), dlsym(handle, "ncclCommFinalize")};
+    void *later[] = {dlsym(handle, "ncclCommInitRankConfig"), dlsym(handle, "ncclCommFinalize"),
+                     dlsym(handle, "ncclGetLastError")};
     memcpy(&library->init_rank_config, &later[0], sizeof later[0]);
     memcpy(&library->finalize, &later[1], sizeof later[1]);
+    memcpy(&library->last_error, &later[2], sizeof later[2]);
     return TCH_OK;
 }
 
-static tch_status check_result(const nccl_library *library, int result)
+static void explain(const nccl_library *library, nccl_comm comm, int result, char why[512])
 {
-    return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS
-               ? TCH_OK
-               : tchi_fail(TCH_ERR_COMM, "NCCL: %s", library->error_text(result));
+    const char *more = library->last_error == NULL ? NULL : library->last_error(comm);
+    bool known = more != NULL && more[0] != '\0';
+    snprintf(why, 512, "%s%s%s", library->error_text(result), known ? ": " : "", known ? more : "");
+}
+
+static tch_status check_result(const nccl_library *library, nccl_comm comm, int result)
+{
+    char why[512];
+    if (result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS) {
+        return TCH_OK;
+    }
+    explain(library, comm, result, why);
+    return tchi_fail(TCH_ERR_COMM, "NCCL: %s", why);
 }
 
 /* --- giving up --------------------------------------------------------------------------------------------------- */
@@ -128,6 +143,7 @@ static tch_status check_result(const nccl_library *library, int result)
 static void drop(nccl_group *g, const char *operation, const char *why)
 {
     snprintf(g->failure, sizeof g->failure, "NCCL: %s %s; the communicator was aborted", operation, why);
+    tchi_neighbors_give_up(&g->neighbors, g->failure);
     g->library.abort(g->comm);
     g->comm = NULL;
 }
@@ -140,21 +156,25 @@ static void lose(void *user, const char *operation)
     drop(g, operation, why);
 }
 
-/* Asynchronous errors of NCCL, such as a broken connection. */
+/* Asynchronous errors of NCCL, such as a broken connection; and ranks of this machine that are gone. */
 static bool is_healthy(void *user)
 {
     nccl_group *g = user;
     int error = NCCL_SUCCESS;
+    char why[512];
     if (g->comm == NULL) {
         return false;
     }
     int asked = g->library.async_error(g->comm, &error);
     error = asked != NCCL_SUCCESS ? asked : error;
-    if (error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS) {
-        return true;
+    bool failed = error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS;
+    if (failed) {
+        explain(&g->library, g->comm, error, why);
     }
-    drop(g, "a collective", g->library.error_text(error));
-    return false;
+    if (failed || tchi_neighbors_lost(&g->neighbors, why, sizeof why)) {
+        drop(g, "a collective:", why);
+    }
+    return g->comm != NULL;
 }
 
 /* Calls of a nonblocking communicator return early, and it accepts no other call until they are done. */
@@ -192,7 +212,8 @@ static tch_status begin_collective(nccl_group *g)
 static tch_status finish(nccl_group *g, const char *operation, int result, void *stream)
 {
     result = wait_for(g, operation, result);
-    tch_status status = g->comm == NULL ? tchi_fail(TCH_ERR_COMM, "%s", g->failure) : check_result(&g->library, result);
+    tch_status status =
+        g->comm == NULL ? tchi_fail(TCH_ERR_COMM, "%s", g->failure) : check_result(&g->library, g->comm, result);
     if (status == TCH_OK) {
         tchi_watch_note(&g->watch, operation, stream);
     }
@@ -255,8 +276,8 @@ static tch_status check_errors(void *user)
     nccl_group *g = user;
     int error = NCCL_SUCCESS;
     TCHI_TRY(begin_collective(g));
-    tch_status status = check_result(&g->library, g->library.async_error(g->comm, &error));
-    status = status == TCH_OK ? check_result(&g->library, error) : status;
+    tch_status status = check_result(&g->library, g->comm, g->library.async_error(g->comm, &error));
+    status = status == TCH_OK ? check_result(&g->library, g->comm, error) : status;
     pthread_mutex_unlock(&g->watch.lock);
     return status;
 }
@@ -266,6 +287,7 @@ static void give_up(void *user)
     nccl_group *g = user;
     pthread_mutex_lock(&g->watch.lock);
     if (g->comm != NULL) {
+        tchi_neighbors_give_up(&g->neighbors, tch_last_error());
         drop(g, "the group", "was given up");
     }
     pthread_mutex_unlock(&g->watch.lock);
@@ -287,6 +309,7 @@ static void release(void *user)
     nccl_group *g = user;
     tchi_watch_close(&g->watch);
     destroy(g);
+    tchi_neighbors_close(&g->neighbors);
     pthread_mutex_destroy(&g->watch.lock);
     tchi_host_release(g, sizeof *g);
 }
@@ -299,7 +322,7 @@ tch_status tch_comm_nccl_id(char id[TCH_NCCL_ID_BYTES])
     nccl_id made;
     TCHI_TRY(tchi_check_not_null("tch_comm_nccl_id", "id", id));
     TCHI_TRY(find_library(&library));
-    TCHI_TRY(check_result(&library, library.get_id(&made)));
+    TCHI_TRY(check_result(&library, NULL, library.get_id(&made)));
     memcpy(id, made.bytes, sizeof made.bytes);
     return TCH_OK;
 }
@@ -314,7 +337,8 @@ static tch_status init(nccl_group *g, const char *id, int32_t rank)
     int result = waits ? g->library.init_rank(&g->comm, g->size, made, rank)
                        : g->library.init_rank_config(&g->comm, g->size, made, rank, &config);
     result = wait_for(g, "the meeting of the ranks", result);
-    return result == NCCL_IN_PROGRESS ? tchi_fail(TCH_ERR_COMM, "%s", g->failure) : check_result(&g->library, result);
+    return result == NCCL_IN_PROGRESS ? tchi_fail(TCH_ERR_COMM, "%s", g->failure)
+                                      : check_result(&g->library, g->comm, result);
 }
 
 static tch_status join_group(nccl_group *g, const char *id, int32_t rank, const char *name, tch_comm **comm)
@@ -327,7 +351,9 @@ static tch_status join_group(nccl_group *g, const char *id, int32_t rank, const 
     config.ops = &ops;
     config.user = g;
     TCHI_TRY(find_library(&g->library));
+    tchi_neighbors_open(&g->neighbors, id, TCH_NCCL_ID_BYTES, rank, g->size);
     TCHI_TRY(init(g, id, rank));
+    tchi_neighbors_met(&g->neighbors);
     if (g->timeout_s > 0.0) {
         TCHI_TRY(tchi_watch_open(&g->watch));
     }
@@ -370,6 +396,7 @@ tch_status tch_comm_create_nccl_with(tch_context *context, const char id[TCH_NCC
     TCHI_TRY(tchi_host_take(sizeof *g, "a group of NCCL", &g));
     g->size = size;
     g->timeout_s = config->timeout_s;
+    g->neighbors.file = -1;
     g->watch = (tchi_watch){.timeout_s = config->timeout_s, .look = is_healthy, .lost = lose, .user = g};
     pthread_mutex_init(&g->watch.lock, NULL);
     tch_status status = join_group(g, id, rank, config->name, comm);

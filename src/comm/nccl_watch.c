@@ -94,11 +94,11 @@ static struct timespec later(double seconds)
     return at;
 }
 
-/* Polls ten times per timeout, and at least once a second. */
+/* Polls ten times per timeout, and at least ten times a second. */
 static void *watch_thread(void *argument)
 {
     tchi_watch *w = argument;
-    double pause = w->timeout_s / 10 < 1.0 ? w->timeout_s / 10 : 1.0;
+    double pause = w->timeout_s < 1.0 ? w->timeout_s / 10 : 0.1;
     (void)w->driver.set_context(w->context);
     pthread_mutex_lock(&w->lock);
     while (!w->stopping && look_once(w)) {
