@@ -62,6 +62,7 @@ typedef struct tchi_param {
     int64_t steps_seen;         /* steps with a gradient, including the current one */
     bool was_absent;            /* it had no gradient at the last step */
     uint64_t clock_id;          /* equal for parameters whose clocks are equal */
+    uint64_t clock_before;      /* the same before the last step */
     int64_t base;               /* offset of its first element in the whole parameter */
     char *staged;               /* of a tile: buffer in which its gradient is assembled */
 } tchi_param;
@@ -77,6 +78,7 @@ typedef struct tchi_step {
     tchi_gradient *gradients; /* of the parameters */
     tchi_gradient *of_tiles;  /* of this rank's tiles */
     const float *grad_scale;
+    bool refuses; /* this rank's call is invalid: it meets the others without gradients, and nothing is changed */
 } tchi_step;
 
 typedef struct tchi_block {
@@ -227,6 +229,7 @@ struct tch_optimizer {
     tchi_list counts;  /* int64_t, in checkpoint order: see save.c */
     tch_rect *rects;   /* on the host */
     int64_t steps;     /* calls of tch_optimizer_step */
+    bool counted;      /* the last call, which can be taken back */
     int64_t refreshes; /* factors refreshed */
     int64_t state_bytes;
     int64_t device_bytes;       /* memory of the GPU; 0 on a CPU */

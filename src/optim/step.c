@@ -136,7 +136,7 @@ static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *grad
     int64_t used = 0;
     for (int32_t i = 0; i < o->params.count; i++) {
         now->gradients[i] = (tchi_gradient){0};
-        if (gradients[i] != NULL) {
+        if (!now->refuses && gradients[i] != NULL) {
             TCHI_TRY(lay_out(o, tchi_param_at(o, i), gradients[i], &used, &now->gradients[i]));
         }
     }
@@ -341,16 +341,29 @@ static tch_status advance(tch_optimizer *o, const tchi_step *now, tchi_group *g)
 
 /* Counts on the host, including steps that were skipped without the host's knowledge; the refresh schedule uses this
  * count. */
-static void count_step(tch_optimizer *o, const tchi_step *now)
+static void count_step(tch_optimizer *o, const tch_tensor *const *gradients, const tchi_step *now)
 {
     for (int32_t i = 0; i < o->params.count; i++) {
         tchi_param *p = tchi_param_at(o, i);
-        p->was_absent = now->gradients[i].data == NULL;
+        p->was_absent = now->refuses ? gradients == NULL || gradients[i] == NULL : now->gradients[i].data == NULL;
+        p->clock_before = p->clock_id;
         if (!p->was_absent) {
             p->steps_seen++;
             p->clock_id = (p->clock_id ^ (uint64_t)(o->steps + 1)) * 0x9E3779B97F4A7C15u;
         }
     }
+}
+
+/* The ranks have not agreed on the step that was counted last, and the devices have skipped it. */
+static void take_back_count(tch_optimizer *o)
+{
+    for (int32_t i = 0; i < o->params.count && o->counted; i++) {
+        tchi_param *p = tchi_param_at(o, i);
+        p->steps_seen -= !p->was_absent;
+        p->clock_id = p->clock_before;
+    }
+    o->steps -= o->counted;
+    o->counted = false;
 }
 
 static tch_status update_elements(tch_optimizer *o, int32_t group, const tch_update *update)
@@ -391,11 +404,14 @@ static tch_status step_group(tch_optimizer *o, const tchi_step *now, int32_t ind
 static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients, const tch_tensor *found_inf,
                            const tchi_step *now, bool *skipped)
 {
+    bool ends;
+    o->counted = false;
     TCHI_TRY(look_at_gradients(o, gradients, found_inf, now, skipped));
-    if (*skipped) {
+    TCHI_TRY(tchi_shared_ends(o, *skipped, &ends));
+    if (ends) {
         return TCH_OK;
     }
-    count_step(o, now);
+    count_step(o, gradients, now);
     if (o->shared != NULL) {
         tchi_shared_follow(o, now);
     }
@@ -404,7 +420,27 @@ static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients,
         TCHI_TRY(step_group(o, now, i));
     }
     o->steps++;
+    o->counted = true;
     return TCH_OK;
+}
+
+/* Reports that the ranks do not agree on a step, or their failure. */
+static tch_status finish_step(tch_optimizer *o, bool skipped)
+{
+    tch_status status = o->shared == NULL ? TCH_OK : tchi_shared_finish(o, skipped);
+    if (status != TCH_OK && !o->shared->asked) {
+        take_back_count(o);
+    }
+    return status;
+}
+
+static tch_status look_back(tch_optimizer *o)
+{
+    tch_status status = o->shared == NULL ? TCH_OK : tchi_shared_look_back(o);
+    if (status != TCH_OK) {
+        take_back_count(o);
+    }
+    return status;
 }
 
 tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, const tch_tensor *const *gradients,
@@ -414,22 +450,28 @@ tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, co
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_step: optimizer is NULL");
     }
     TCHI_ENTER(optimizer->context, "tch_optimizer_step");
+    char message[1024] = "";
     tch_status checked = check_step(optimizer, count, gradients, grad_scale, found_inf);
-    if (checked != TCH_OK) {
-        bool meets = optimizer->shared != NULL && optimizer->failed == TCH_OK;
-        return meets ? tchi_shared_refuse(optimizer, checked) : checked;
+    bool meets = optimizer->shared != NULL && tch_comm_size(optimizer->shared->comm) > 1;
+    if (checked != TCH_OK && (!meets || optimizer->failed != TCH_OK)) {
+        return checked;
     }
-    if (optimizer->shared != NULL) {
-        TCHI_TRY(tchi_shared_look_back(optimizer));
-    }
+    snprintf(message, sizeof message, "%s", checked == TCH_OK ? "" : tch_last_error());
+    TCHI_TRY(look_back(optimizer));
     bool skipped = false;
     tchi_gradient *gradient_list = optimizer->gradient_list.items; /* has room for all; those of tiles follow */
     const tchi_step now = {gradient_list, gradient_list + optimizer->params.count,
-                           grad_scale == NULL ? NULL : tchi_tensor_data(grad_scale)};
-    optimizer->failed = run_step(optimizer, gradients, found_inf, &now, &skipped);
-    if (optimizer->shared != NULL) {
-        TCHI_TRY(tchi_shared_finish(optimizer, skipped));
+                           grad_scale == NULL || checked != TCH_OK ? NULL : tchi_tensor_data(grad_scale),
+                           checked != TCH_OK};
+    if (count != optimizer->params.count) {
+        gradients = NULL; /* and checked is an error */
     }
+    optimizer->failed = run_step(optimizer, gradients, checked == TCH_OK ? found_inf : NULL, &now, &skipped);
+    tch_status finished = finish_step(optimizer, skipped);
+    if (checked != TCH_OK && optimizer->failed == TCH_OK) {
+        return tchi_fail(checked, "%s", message);
+    }
+    TCHI_TRY(finished);
     bool raise = skipped && tchi_group_at(optimizer, 0)->config.numerics.nonfinite == TCH_NONFINITE_RAISE;
     return raise && optimizer->failed == TCH_OK ? name_nonfinite(optimizer, &now) : optimizer->failed;
 }

@@ -241,20 +241,21 @@ static uint64_t hash_options(const tch_optimizer *o)
     return hash;
 }
 
-/* Asynchronous. Without a step a refusal. */
+/* Asynchronous. */
 static tch_status store_agreement(tch_optimizer *o, const tchi_step *now)
 {
     int32_t odd = INT32_MAX;
-    uint64_t options = now == NULL ? 0 : hash_options(o);
+    uint64_t options = now->refuses ? 0 : hash_options(o);
     uint64_t hash = options;
-    for (int32_t i = (int32_t)o->params.count - 1; i >= 0 && now != NULL; i--) {
+    for (int32_t i = (int32_t)o->params.count - 1; i >= 0 && !now->refuses; i--) {
         const tchi_param *p = tchi_param_at(o, i);
         bool absent = now->gradients[i].data == NULL;
         hash = tchi_hash_number(hash, 2 * p->steps_seen + absent);
         odd = absent != p->was_absent ? i : odd;
     }
-    int32_t all = now == NULL ? TCHI_REFUSED : folded(hash);
-    int32_t numbers[6] = {all, ~all, odd, ~odd, folded(options), ~folded(options)};
+    int32_t all = folded(hash);
+    int32_t not_all = now->refuses ? ~TCHI_REFUSED : ~all; /* disagrees also if all refuse */
+    int32_t numbers[6] = {now->refuses ? -1 : all, not_all, odd, ~odd, folded(options), ~folded(options)};
     double bits[3];
     memcpy(bits, numbers, sizeof numbers);
     return o->context->backend->device->copy_bytes(o->context->state, o->shared->agreement, bits, sizeof bits,
@@ -275,14 +276,21 @@ tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, con
     return TCH_OK;
 }
 
-tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status)
+static tch_status read_agreement(const tch_optimizer *o, tchi_agreement *seen)
 {
-    char message[1024];
-    snprintf(message, sizeof message, "%s", tch_last_error());
-    TCHI_TRY(store_agreement(optimizer, NULL));
-    TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, optimizer->shared->agreement->all,
-                                  TCHI_AGREED));
-    return tchi_fail(status, "%s", message);
+    return o->context->backend->device->copy_bytes(o->context->state, seen, o->shared->agreement, sizeof *seen,
+                                                   TCH_COPY_TO_HOST);
+}
+
+tch_status tchi_shared_ends(const tch_optimizer *optimizer, bool skipped, bool *ends)
+{
+    tchi_agreement seen;
+    *ends = skipped;
+    if (skipped && optimizer->shared != NULL && !optimizer->context->backend->host_memory) {
+        TCHI_TRY(read_agreement(optimizer, &seen));
+        *ends = is_same(seen.all);
+    }
+    return TCH_OK;
 }
 
 static tch_status check_agreement(const tch_optimizer *o, const tchi_agreement *seen, const char *when)
@@ -318,14 +326,17 @@ tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
         return optimizer->failed;
     }
     const tch_device_ops *d = optimizer->context->backend->device;
-    if (!skipped) { /* the host may not know yet */
-        optimizer->shared->asked = d->readback_post != NULL;
-        return !optimizer->shared->asked ? TCH_OK
-                                         : d->readback_post(optimizer->context->state, &optimizer->shared->seen,
-                                                            optimizer->shared->agreement, sizeof seen);
+    bool all_know = skipped && (optimizer->context->backend->host_memory ||
+                                tchi_group_at(optimizer, 0)->config.numerics.nonfinite == TCH_NONFINITE_RAISE);
+    optimizer->shared->asked = d->readback_post != NULL && !all_know; /* the hosts of some may not know yet */
+    if (optimizer->shared->asked) {
+        TCHI_TRY(d->readback_post(optimizer->context->state, &optimizer->shared->seen, optimizer->shared->agreement,
+                                  sizeof seen));
     }
-    TCHI_TRY(
-        d->copy_bytes(optimizer->context->state, &seen, optimizer->shared->agreement, sizeof seen, TCH_COPY_TO_HOST));
+    if (!skipped) {
+        return TCH_OK;
+    }
+    TCHI_TRY(read_agreement(optimizer, &seen));
     return check_agreement(optimizer, &seen, "");
 }
 

@@ -221,8 +221,9 @@ uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const t
 tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, const int32_t *found,
                              const float *found_inf, const int32_t **found_by_any, const int32_t **agreement);
 
-/* For a rank whose call is invalid: it returns its error, and the others do not wait for it. */
-tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status);
+/* Whether a step that is skipped ends here. With device memory ranks that do not agree still exchange, since the hosts
+ * of some may not know yet; the device changes nothing. */
+tch_status tchi_shared_ends(const tch_optimizer *optimizer, bool skipped, bool *ends);
 
 /* After the step: reports a step that was skipped because ranks disagreed about gradients; aborts the group if the
  * optimizer has failed, so that no rank waits for this one. */
