@@ -49,6 +49,13 @@ cudaError_t emulator_fault_of(const char *function);
 /* The same, also stored for cudaGetLastError. */
 cudaError_t emulator_result(cudaError_t error);
 
+/* Asynchronous streams: keeps the error of the running thread's last work for the host, and returns the first one. */
+void emulator_keep_error(void);
+cudaError_t emulator_kept_error(void);
+
+/* Waits for all streams. */
+void emulator_finish_all(void);
+
 #define EMULATOR_FAULT()                                                                                               \
     do {                                                                                                               \
         cudaError_t fault_ = emulator_fault_of(__func__);                                                              \

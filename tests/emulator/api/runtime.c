@@ -4,6 +4,7 @@
  * TORCHIUM_EMULATOR_CAPABILITY, by default 9.0, sets the compute capability, and so the host's choice of kernels. */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ static const size_t all_memory = (size_t)4 << 30;
 emulator_control emulated;
 
 static _Thread_local cudaError_t last_error;
+static atomic_int kept_error;
 static _Thread_local int current; /* device */
 static int everything;            /* the target of handles */
 
@@ -35,6 +37,18 @@ cudaError_t emulator_result(cudaError_t error)
 void emulator_note_result(int failed)
 {
     emulator_result(failed != 0 ? cudaErrorLaunchFailure : cudaSuccess);
+}
+
+void emulator_keep_error(void)
+{
+    int none = cudaSuccess;
+    atomic_compare_exchange_strong(&kept_error, &none, (int)last_error);
+    last_error = cudaSuccess;
+}
+
+cudaError_t emulator_kept_error(void)
+{
+    return (cudaError_t)kept_error;
 }
 
 cudaError_t emulator_fault_of(const char *function)
@@ -283,6 +297,7 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes)
 
 cudaError_t cudaFree(void *pointer)
 {
+    emulator_finish_all();
     return release(pointer);
 }
 
@@ -309,10 +324,19 @@ cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t bytes, cudaMemPool_t 
                                            : cudaMalloc(pointer, bytes);
 }
 
+static void release_later(void *data)
+{
+    release(*(void **)data);
+}
+
 cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream)
 {
     emulated.freed_on = stream;
-    return emulator_breaks_capture(stream) ? emulator_result(cudaErrorStreamCaptureUnsupported) : release(pointer);
+    if (emulator_breaks_capture(stream)) {
+        return emulator_result(cudaErrorStreamCaptureUnsupported);
+    }
+    emulator_submit(stream, release_later, &pointer, sizeof pointer);
+    return cudaSuccess;
 }
 
 cudaError_t cudaMallocHost(void **pointer, size_t bytes)
@@ -327,6 +351,7 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags)
 
 cudaError_t cudaFreeHost(void *pointer)
 {
+    emulator_finish_all();
     return release(pointer);
 }
 
@@ -361,17 +386,47 @@ typedef struct copied_rows {
 static void copy_rows(void *data)
 {
     const copied_rows *c = data;
+    const char *from = c->from != NULL ? c->from : (const char *)(c + 1);
     for (size_t i = 0; i < c->height; i++) {
-        memmove((char *)c->to + i * c->to_pitch, (const char *)c->from + i * c->from_pitch, c->width);
+        memmove((char *)c->to + i * c->to_pitch, from + i * c->from_pitch, c->width);
     }
+}
+
+static int is_pageable(const void *pointer)
+{
+    struct cudaPointerAttributes attributes;
+    cudaPointerGetAttributes(&attributes, pointer);
+    return attributes.type == cudaMemoryTypeUnregistered;
+}
+
+/* Pageable memory is staged before the call returns. */
+static void submit_staged(const copied_rows *copy, cudaStream_t stream)
+{
+    size_t bytes = copy->width * copy->height;
+    copied_rows *staged = malloc(sizeof *staged + bytes);
+    copied_rows stage = *copy;
+    stage.to = staged + 1;
+    stage.to_pitch = copy->width;
+    copy_rows(&stage);
+    *staged = *copy;
+    staged->from = NULL;
+    staged->from_pitch = copy->width;
+    emulator_submit(stream, copy_rows, staged, sizeof *staged + bytes);
+    free(staged);
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     copied_rows copy = {to, from, to_pitch, from_pitch, width, height};
+    int asynchronous = stream != NULL && stream->queue != NULL;
+    if (asynchronous && kind == cudaMemcpyHostToDevice && is_pageable(from)) {
+        submit_staged(&copy, stream);
+        return cudaSuccess;
+    }
     emulator_submit(stream, copy_rows, &copy, sizeof copy);
-    return cudaSuccess;
+    return asynchronous && kind == cudaMemcpyDeviceToHost && is_pageable(to) ? cudaStreamSynchronize(stream)
+                                                                             : cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)

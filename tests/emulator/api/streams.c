@@ -1,6 +1,9 @@
 /* Streams, events and graphs. Work runs immediately unless its stream is being captured: then it is kept with copies of
  * its arguments, and a launch of the graph runs it. A stream that waits for an event of a captured one joins the
- * capture. Calls that CUDA forbids during capture invalidate it, as in CUDA. */
+ * capture. Calls that CUDA forbids during capture invalidate it, as in CUDA.
+ *
+ * With TORCHIUM_EMULATOR_STREAMS=asynchronous every stream has a thread that runs its work in order, and only waits of
+ * the host wait for it. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +24,23 @@ struct emulator_graph {
 };
 
 struct emulator_event {
-    uint64_t capture; /* of its recording, or 0 */
+    uint64_t capture;           /* of its recording, or 0 */
+    uint64_t recorded, reached; /* recordings so far, and the latest that its stream has reached */
+    int references;             /* the program's, and those of queued work */
+};
+
+typedef struct work {
+    struct work *next;
+    emulator_action run;
+    max_align_t data[];
+} work;
+
+struct emulator_queue {
+    pthread_t thread;
+    work *first, *last;
+    uint64_t submitted, done;
+    int closing;
+    struct emulator_queue *next; /* of all */
 };
 
 enum { MOST_CAPTURES = 8 };
@@ -33,9 +52,94 @@ typedef struct capture {
 } capture;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER; /* of any queue */
+static struct emulator_queue *queues;
 static capture captures[MOST_CAPTURES];
 static uint64_t latest;
 static _Thread_local enum cudaStreamCaptureMode thread_mode;
+
+/* --- queues ------------------------------------------------------------------------------------------------------ */
+
+static void *run_queue(void *argument)
+{
+    struct emulator_queue *q = argument;
+    pthread_mutex_lock(&lock);
+    while (q->first != NULL || !q->closing) {
+        work *w = q->first;
+        if (w == NULL) {
+            pthread_cond_wait(&progress, &lock);
+            continue;
+        }
+        q->first = w->next;
+        pthread_mutex_unlock(&lock);
+        w->run(w->data);
+        free(w);
+        emulator_keep_error();
+        pthread_mutex_lock(&lock);
+        q->done++;
+        pthread_cond_broadcast(&progress);
+    }
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+/* Under the lock. */
+static void enqueue(struct emulator_queue *q, emulator_action run, const void *data, size_t bytes)
+{
+    work *w = malloc(sizeof *w + bytes);
+    w->next = NULL;
+    w->run = run;
+    memcpy(w->data, data, bytes);
+    *(q->first == NULL ? &q->first : &q->last->next) = w;
+    q->last = w;
+    q->submitted++;
+    pthread_cond_broadcast(&progress);
+}
+
+static struct emulator_queue *open_queue(void)
+{
+    const char *how = getenv("TORCHIUM_EMULATOR_STREAMS");
+    struct emulator_queue *q = how != NULL && strcmp(how, "asynchronous") == 0 ? calloc(1, sizeof *q) : NULL;
+    pthread_mutex_lock(&lock);
+    if (q != NULL && pthread_create(&q->thread, NULL, run_queue, q) == 0) {
+        q->next = queues;
+        queues = q;
+    }
+    pthread_mutex_unlock(&lock);
+    return q;
+}
+
+static void close_queue(struct emulator_queue *q)
+{
+    struct emulator_queue **link = &queues;
+    pthread_mutex_lock(&lock);
+    while (*link != q) {
+        link = &(*link)->next;
+    }
+    *link = q->next;
+    q->closing = 1;
+    pthread_cond_broadcast(&progress);
+    pthread_mutex_unlock(&lock);
+    pthread_join(q->thread, NULL);
+    free(q);
+}
+
+/* Under the lock. */
+static void finish_queue(const struct emulator_queue *q)
+{
+    for (uint64_t target = q->submitted; q->done < target;) {
+        pthread_cond_wait(&progress, &lock);
+    }
+}
+
+void emulator_finish_all(void)
+{
+    pthread_mutex_lock(&lock);
+    for (const struct emulator_queue *q = queues; q != NULL; q = q->next) {
+        finish_queue(q);
+    }
+    pthread_mutex_unlock(&lock);
+}
 
 /* --- captures ---------------------------------------------------------------------------------------------------- */
 
@@ -71,9 +175,11 @@ static void submit(cudaStream_t stream, emulator_action run, void *data, size_t 
     const capture *c = capture_of(stream);
     if (c != NULL) {
         add_node(c->graph, run, data, bytes);
+    } else if (stream->queue != NULL) {
+        enqueue(stream->queue, run, data, bytes);
     }
     pthread_mutex_unlock(&lock);
-    if (c == NULL) {
+    if (c == NULL && stream->queue == NULL) {
         run(data);
     }
 }
@@ -208,7 +314,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
 
 /* --- streams ----------------------------------------------------------------------------------------------------- */
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
 {
     EMULATOR_FAULT();
     *stream = calloc(1, sizeof **stream);
@@ -217,8 +323,16 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
     }
     (*stream)->submit = submit;
     (*stream)->blocking = flags != cudaStreamNonBlocking;
+    (*stream)->priority = priority;
+    (*stream)->queue = open_queue();
     emulated.streams++;
     return cudaGetDevice(&(*stream)->device);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+{
+    EMULATOR_FAULT();
+    return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream)
@@ -226,8 +340,18 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream)
     return cudaStreamCreateWithFlags(stream, 0);
 }
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
+    if (stream->queue != NULL) {
+        close_queue(stream->queue);
+    }
     free(stream);
     emulated.streams--;
     return cudaSuccess;
@@ -237,7 +361,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     EMULATOR_FAULT();
     emulated.waits++;
-    return emulator_result(emulator_breaks_capture(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+    if (emulator_breaks_capture(stream)) {
+        return emulator_result(cudaErrorStreamCaptureUnsupported);
+    }
+    if (stream == NULL) {
+        emulator_finish_all();
+    } else if (stream->queue != NULL) {
+        pthread_mutex_lock(&lock);
+        finish_queue(stream->queue);
+        pthread_mutex_unlock(&lock);
+    }
+    return emulator_result(emulator_kept_error());
 }
 
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
@@ -251,9 +385,61 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 
 /* --- events ------------------------------------------------------------------------------------------------------ */
 
+/* Work of a queue that reaches a recording of an event, or waits for it. */
+typedef struct event_work {
+    cudaEvent_t event;
+    uint64_t recording;
+} event_work;
+
+/* Under the lock. */
+static void drop_event(cudaEvent_t event)
+{
+    if (--event->references == 0) {
+        free(event);
+    }
+}
+
+static void reach(void *data)
+{
+    const event_work *w = data;
+    pthread_mutex_lock(&lock);
+    w->event->reached = w->recording;
+    drop_event(w->event);
+    pthread_cond_broadcast(&progress);
+    pthread_mutex_unlock(&lock);
+}
+
+static void await(void *data)
+{
+    const event_work *w = data;
+    pthread_mutex_lock(&lock);
+    while (w->event->reached < w->recording) {
+        pthread_cond_wait(&progress, &lock);
+    }
+    drop_event(w->event);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Under the lock: the work runs in the stream's queue, or now if it has none. */
+static void submit_event(cudaStream_t stream, emulator_action run, cudaEvent_t event)
+{
+    event_work w = {event, event->recorded};
+    event->references++;
+    if (stream != NULL && stream->queue != NULL) {
+        enqueue(stream->queue, run, &w, sizeof w);
+        return;
+    }
+    pthread_mutex_unlock(&lock);
+    run(&w);
+    pthread_mutex_lock(&lock);
+}
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
     *event = calloc(1, sizeof **event);
+    if (*event != NULL) {
+        (*event)->references = 1;
+    }
     return emulator_result(*event != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
@@ -262,6 +448,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     pthread_mutex_lock(&lock);
     const capture *c = capture_of(stream);
     event->capture = c != NULL ? c->number : 0;
+    if (c == NULL) {
+        event->recorded++;
+        submit_event(stream, reach, event);
+    }
     pthread_mutex_unlock(&lock);
     emulated.recorded = stream;
     return cudaSuccess;
@@ -278,6 +468,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         waiting->broken = 1;
     } else if (recorded != NULL && stream != NULL) {
         stream->capture = recorded->number;
+    } else if (recorded == NULL) {
+        submit_event(stream, await, event);
     }
     pthread_mutex_unlock(&lock);
     emulated.waiting = stream;
@@ -286,11 +478,16 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
+    pthread_mutex_lock(&lock);
+    submit_event(NULL, await, event);
+    pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-    free(event);
+    pthread_mutex_lock(&lock);
+    drop_event(event);
+    pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }

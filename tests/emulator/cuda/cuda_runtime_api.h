@@ -1,5 +1,5 @@
 /* The emulator's CUDA runtime: the types and functions that the library's sources use. Device memory is host memory,
- * and work is complete when a call returns, unless the stream is captured. */
+ * and work is complete when a call returns, unless the stream is captured or asynchronous. */
 #ifndef EMULATOR_CUDA_RUNTIME_API_H
 #define EMULATOR_CUDA_RUNTIME_API_H
 
@@ -67,7 +67,8 @@ typedef void (*emulator_action)(void *data);
 struct emulator_stream {
     void (*submit)(cudaStream_t stream, emulator_action run, void *data, size_t bytes);
     uint64_t capture; /* the latest that it was part of */
-    int device, blocking;
+    int device, blocking, priority;
+    struct emulator_queue *queue; /* NULL: synchronous */
 };
 static inline void emulator_submit(cudaStream_t stream, emulator_action run, void *data, size_t bytes)
 {
@@ -172,6 +173,8 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device);
