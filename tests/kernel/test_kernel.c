@@ -49,28 +49,6 @@ WITH_COMPILER(what_the_compiler_says)
     assert_int_equal(fake.loads, fake.unloads);
 }
 
-WITH_COMPILER(what_a_kernel_knows)
-{
-    tch_context *context = *state;
-    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
-    tch_kernel_parameter parameter;
-    fake.parameter_count = 2;
-    fake.parameters[0] = fake_pointer(TCH_PARAMETER_REAL, 4);
-    fake.parameters[1] = fake_number(TCH_PARAMETER_INT, 4);
-    fake.max_threads = 512;
-    tch_kernel *kernel = fake_kernel(context, "space::f<1>");
-    CHECK_OK(tch_kernel_get_info(kernel, &info));
-    CHECK(info.parameters == 2 && info.max_threads == 512 && info.from_cache == 0, "the info is not the backend's");
-    CHECK_OK(tch_kernel_get_parameter(kernel, 1, &parameter));
-    CHECK(parameter.what == TCH_PARAMETER_INT && parameter.size == 4, "parameter 1 is another");
-    assert_string_equal(tch_kernel_name(kernel), "space::f<1>");
-    tch_kernel_destroy(kernel);
-    kernel = fake_kernel(context, "space::f<1>");
-    CHECK_OK(tch_kernel_get_info(kernel, &info));
-    assert_int_equal(info.from_cache, 1);
-    tch_kernel_destroy(kernel);
-}
-
 /* --- rounding --------------------------------------------------------------------------------------------------- */
 
 /* The value of 16 bits with `fraction` bits of fraction, by definition. */
@@ -343,22 +321,6 @@ WITH_REAL_COMPILER(a_real_kernel_in_a_strange_place)
     CHECK(strstr(tch_last_error(), ":3:") != NULL || strstr(tch_last_error(), "(3)") != NULL,
           "the line is not in the message: %s", tch_last_error());
     assert_int_equal(chdir(here), 0);
-}
-
-WITH_REAL_COMPILER(a_real_kernel)
-{
-    tch_context *context = *state;
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
-    config.source = real_source, config.name = "axpy<float>";
-    for (int cached = 0; cached < 2; cached++) {
-        tch_kernel *kernel = compile_for_real(context, &config);
-        CHECK_OK(tch_kernel_get_info(kernel, &info));
-        CHECK(info.from_cache == cached && info.parameters == 4, "from_cache is %d with %d parameters", info.from_cache,
-              info.parameters);
-        run_axpy(context, kernel);
-        tch_kernel_destroy(kernel);
-    }
 }
 
 TEST_MAIN(NULL, NULL)
