@@ -101,22 +101,6 @@ def bad_step(model, optimizer, value, step=90):
     optimizer.step()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_skip(kind, value, device):
-    """The default: the whole step is skipped, including state, and counted."""
-    model, twin = small(device), small(device)
-    optimizer, beside = (make(kind, m.parameters(), **steady(kind, device)) for m in (model, twin))
-    bad_step(model, optimizer, value)
-    train(model, optimizer, 3)
-    bad_step(model, optimizer, value)
-    train(model, optimizer, 3, first=3)
-    train(twin, beside, 6)
-    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
-    assert optimizer.stats()["skipped"] == 2
-    assert optimizer.stats()["steps"] == 8
-    assert all(v.isfinite().all() for s in optimizer.state.values() for v in s.values() if v.is_floating_point())
-
-
 def test_raise(kind, device):
     model, twin = small(device), small(device)
     options = steady(kind, device) | {"nonfinite": "raise"}
@@ -129,6 +113,3 @@ def test_raise(kind, device):
     train(model, optimizer, 3, first=2)
     train(twin, beside, 5)
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
-
-
-# --- half-precision parameters

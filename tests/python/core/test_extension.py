@@ -183,15 +183,6 @@ def test_time_in_the_library_is_counted_and_is_less_than_that_of_the_call():
     _C.synchronize("cpu")
 
 
-def test_trim():
-    memory = _C.Memory((1 << 20,), "float64", "cpu")
-    assert _C.memory_info("cpu")["allocated"] >= 1 << 23
-    del memory
-    assert _C.memory_info("cpu")["reserved"] >= 1 << 23
-    _C.trim_pool("cpu", keep=0)
-    assert _C.memory_info("cpu")["reserved"] == 0
-
-
 def test_threads_setting():
     before = _C.get_num_threads()
     try:

@@ -219,23 +219,6 @@ def test_pool_takes_memory_back(device):
     assert CUDAMemoryOps.pool_stats()[name]["reserved"] <= before[name]["reserved"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        (((2, -3), "cpu", torch.float32), ValueError, "shape"),
-        (((2, 1.5), "cpu", torch.float32), TypeError, "integer"),
-        (((2, 3), "cpu", "float32"), TypeError, "dtype"),
-        (((2, 3), "cpu", torch.complex64), ValueError, "dtype"),
-        (((2, 3), "cpu", torch.float32, "channels_last"), TypeError, "memory_format"),
-        (((2, 3), "nowhere", torch.float32), RuntimeError, "device"),
-        (((1 << 47,), "cpu", torch.float32), MemoryError, "bytes"),
-    ],
-)
-def test_tensors_that_cannot_be(arguments, error, words):
-    with pytest.raises(error, match=words):
-        CUDAMemoryOps.efficient_tensor_creation(*arguments)
-
-
 def test_matmul_into(device):
     a, b = (torch.randn(*shape, device=device) for shape in [(300, 200), (200, 100)])
     out = torch.full((100, 300), math.nan, device=device).mT

@@ -111,29 +111,18 @@ def test_a_parameter_twice_in_a_group_is_refused(kind):
 
 
 NAN, INF = float("nan"), float("inf")
-# Options and invalid values, one of whose numbers the message must show.
+# Options and invalid values, one of whose numbers the message must show. C tests have every bound.
 WRONG = {
-    "sgd": {"lr": [-0.5, NAN], "momentum": [-0.25], "weight_decay": [-2]},
-    "adamw": {
-        **{"lr": [-0.5, INF], "betas": [(-0.25, 0.9), (0.9,)], "eps": [-0.5]},
-        **{"weight_decay": [-0.5], "weight_decay_type": ["none"]},
-    },
+    "sgd": {"lr": [-0.5, NAN], "weight_decay": [-2]},
+    "adamw": {"lr": [INF], "betas": [(-0.25, 0.9), (0.9,)], "weight_decay_type": ["none"]},
     "shampoo": {
-        **{"lr": [-0.5], "eps": [-0.5], "precondition_frequency": [0, -3]},
-        **{"betas": [(1.0, 1.0), (0.9, 1.5)], "weight_decay": [-0.5], "weight_decay_type": ["both"]},
-        **{"max_preconditioner_dim": [0], "start_preconditioning_step": [-7], "grafting": ["adamm"]},
-        **{"momentum": [1.5], "exponent_override": [5, -2], "root_method": ["magic"], "relative_eps": [1.5]},
-        **{"precision": ["lowest"], "nonfinite": ["panic"], "adamw_lr": [-0.5], "adamw_betas": [(1.0, 0.9)]},
-        **{"memory_budget": [-5]},
+        **{"precondition_frequency": [-3], "betas": [(0.9, 1.5)], "grafting": ["adamm"], "root_method": ["magic"]},
+        **{"exponent_override": [5], "precision": ["lowest"], "nonfinite": ["panic"], "adamw_betas": [(1.0, 0.9)]},
     },
-    "soap": {"lr": [-0.5], "shampoo_beta": [1.5]},
-    "kl_shampoo": {"lr": [-0.5], "betas": [(0.9, 1.5)]},
-    "muon": {
-        **{"lr": [-0.5], "momentum": [1.5], "weight_decay": [-0.5], "ns_steps": [-1, 101], "eps": [-0.5]},
-        **{"adjust_lr_fn": ["sqrt"], "method": ["magic"], "ns_coefficients": [(1.0, 2.0)]},
-    },
-    "normuon": {"lr": [-0.5], "beta2": [1.0, -0.5]},
-    "lion": {"lr": [-0.5], "betas": [(0.9, -0.5), 0.9]},
+    "soap": {"shampoo_beta": [1.5]},
+    "muon": {"ns_steps": [101], "adjust_lr_fn": ["sqrt"], "method": ["magic"], "ns_coefficients": [(1.0, 2.0)]},
+    "normuon": {"beta2": [-0.5]},
+    "lion": {"betas": [0.9]},
 }
 WRONG = [(kind, name, value) for kind in WRONG for name, values in WRONG[kind].items() for value in values]
 
