@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Trains a GPT on the Python sources of this machine with several optimizers, ours and others, and draws their losses
-over steps and over seconds.
+"""Trains a GPT on Python sources with several optimizers, ours and others, and draws their losses over steps and over
+seconds.
 
-    PYTHONPATH=build/release/python bench/train_lm.py --size 33m --sweep
+    PYTHONPATH=build/release/python bench/train_lm.py --size 33m --text CHECKOUTS --sweep
     PYTHONPATH=build/release/python bench/train_lm.py --size cpu --steps 60 --optimizers torch-adamw,muon --out a.json
 
 All runs start from the same weights and use the same batches, a cosine schedule with warm-up and gradients clipped to
@@ -174,6 +174,7 @@ def arguments():
     parser.add_argument("--out", help="results; default: bench/results/train-lm-SIZE.json")
     parser.add_argument("--svg", help="plot; default: next to --out, or docs/images/train-lm-SIZE.svg")
     parser.add_argument("--peer-path", action="append", default=[], metavar="DIR", help="folder of a peer")
+    parser.add_argument("--text", metavar="DIR", help="checkouts of the repositories of bench/lm/text.py")
     parser.add_argument("--cache", default=os.path.join(tempfile.gettempdir(), "torchium-train-lm"))
     return settle(parser, parser.parse_args())
 
@@ -229,7 +230,7 @@ def present(names):
 def main():
     args = arguments()
     names, size = present(args.names), SIZES[args.size]
-    corpus = text.load(size.packages, size.text, size.vocabulary, args.cache)
+    corpus = text.load(size, args.cache, args.text)
     device = torch.device(args.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # the precision of our products, also for the peers

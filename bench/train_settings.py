@@ -2,8 +2,8 @@
 """Trains the GPT of train_lm.py, or an image classifier, in many settings: every head, warm-up, schedule, seed and
 number of steps asked for, each optimizer at every rate of the matrices, in whole schedules; a row of figures for each.
 
-    PYTHONPATH=build/release/python bench/train_settings.py --size 33m --head normal,zero --warm-up 0.13,0.33 \\
-        --optimizers muon:0.012,shampoo:0.004:0.008,shampoo:precondition_frequency=1:0.004
+    PYTHONPATH=build/release/python bench/train_settings.py --size 33m --text CHECKOUTS --head normal,zero \\
+        --warm-up 0.13,0.33 --optimizers muon:0.012,shampoo:0.004:0.008,shampoo:precondition_frequency=1:0.004
 
 An optimizer is a name of train_lm.py, options of its class, and rates, separated by colons. Runs of a seed begin from
 the same weights and see the same batches; --warm-up is the share of the steps.
@@ -69,6 +69,7 @@ def arguments():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="do not compile the model; on the CPU it never is")
     parser.add_argument("--out", default=os.path.join(figures.RESULTS, "train-settings.json"))
+    parser.add_argument("--text", metavar="DIR", help="checkouts of the repositories of bench/lm/text.py")
     parser.add_argument("--cache", default=os.path.join(tempfile.gettempdir(), "torchium-train-lm"))
     return parser.parse_args()
 
@@ -83,7 +84,7 @@ def main():
     batch = images.BATCH
     if args.size in SIZES:
         size = replace(SIZES[args.size], batch=args.batch or SIZES[args.size].batch)
-        corpus, batch = text.load(size.packages, size.text, size.vocabulary, args.cache), size.batch
+        corpus, batch = text.load(size, args.cache, args.text), size.batch
         found["text"] = corpus.summary
     for head, seed in itertools.product(args.head, args.seeds):
         if args.size in SIZES:

@@ -17,11 +17,11 @@ class Size:
     context: int
     batch: int
     text: int  # bytes at most
-    packages: bool = True  # in addition to the standard library
+    named: bool = True  # the text is that of text.REPOSITORIES, or else of the standard library
 
 
 SIZES = {
-    "cpu": Size(2, 64, 2, 256, 64, 8, 2_000_000, packages=False),
+    "cpu": Size(2, 64, 2, 256, 64, 8, 2_000_000, named=False),
     "33m": Size(8, 512, 8, 16384, 1024, 64, 96_000_000),
     "98m": Size(12, 768, 12, 16384, 1024, 64, 96_000_000),
 }

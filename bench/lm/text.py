@@ -1,8 +1,8 @@
-"""The training text of bench/train_lm.py: tokenized Python sources of the standard library and of installed packages.
+"""The training text of bench/train_lm.py: tokenized Python sources of REPOSITORIES, checked out in one folder, or, for
+the smallest model, of the standard library.
 
-The text depends on the installed packages, so losses are comparable on one machine only. Files are ordered by a hash of
-their relative paths, which mixes packages; duplicates are removed; and a hash of a file's text decides whether it is
-held out, independently of other files.
+Files are ordered by a hash of their relative paths, which mixes repositories; duplicates are removed; and a hash of a
+file's text decides whether it is held out, independently of other files.
 """
 
 import hashlib
@@ -15,6 +15,17 @@ import numpy as np
 LARGEST = 1 << 20  # bytes; larger files are generated tables
 HELD_OUT = 8  # of 256: the first byte of the text's hash
 END = "<|end|>"  # between files; a zero byte where the vocabulary is bytes
+REPOSITORIES = {  # of github.com, and their commits
+    "ansible/ansible": "c9ac477e53a99e95781f333eec3329a935c1bf95",
+    "django/django": "03988c5a5ba248c3b9b11ea96fd4fda5e98849aa",
+    "matplotlib/matplotlib": "adecc563eabdfeb103ca338b50d5191b838ae8e9",
+    "numpy/numpy": "1f90bbb55e65e7de68921bc3f1a2d94492fdf689",
+    "pandas-dev/pandas": "66d98e5d527ed7beb50feaa85a6d222938dd713d",
+    "scikit-learn/scikit-learn": "be5a8a8bd493747a5d52c7700dc0f1d47b645be6",
+    "scipy/scipy": "3dbf660a919b1479cdf30d533176053b428d08d3",
+    "sympy/sympy": "e950d313a932bc6cccbc95376b3821cd2f8b5af4",
+}
+DIGEST = "075c407a0928c0ffae59f180430345773573047633258a8bd92c296ed37ee363"  # of what `gather` finds
 
 
 @dataclass
@@ -30,22 +41,26 @@ class Source:
         return {"files": len(self.train), "megabytes": count[0] / 1e6, "held_out_megabytes": count[1] / 1e6}
 
 
-def folders(packages):
-    """The folders of sources: the standard library, and installed packages if `packages` is set."""
-    places = sysconfig.get_paths()
-    names = ("stdlib", "purelib", "platlib") if packages else ("stdlib",)
-    return list(dict.fromkeys(os.path.realpath(places[name]) for name in names))
+def folders(checkouts):
+    """The folders of sources: the standard library, or those of REPOSITORIES in the folder `checkouts`."""
+    if checkouts is None:
+        return [os.path.realpath(sysconfig.get_paths()["stdlib"])]
+    found = {name: os.path.join(checkouts, name.split("/")[1]) for name in REPOSITORIES}
+    missing = [f"{name} at {REPOSITORIES[name]}" for name in found if not os.path.isdir(found[name])]
+    if missing:
+        raise SystemExit(f"{checkouts} has no checkout of {', '.join(missing)} (github.com)")
+    return list(found.values())
 
 
 def files(roots):
-    """(relative path, path) of every source; the standard library excludes installed packages."""
+    """(relative path, path) of every source, without installed packages."""
     for root in roots:
         for folder, below, names in os.walk(root):
             below[:] = [name for name in below if name not in ("site-packages", "dist-packages", "__pycache__")]
             for name in names:
-                if name.endswith(".py"):
-                    whole = os.path.join(folder, name)
-                    yield os.path.relpath(whole, root), whole
+                whole = os.path.join(folder, name)
+                if name.endswith(".py") and not os.path.islink(whole):
+                    yield os.path.relpath(whole, os.path.dirname(root)), whole
 
 
 def content(path):
@@ -154,16 +169,25 @@ class Corpus:
     summary: dict
 
 
-def load(packages, most, vocabulary_size, cache):
-    """The tokenized text, cached on disk."""
-    source = gather(folders(packages), most)
+def load(size, cache, checkouts):
+    """The tokenized text of a model's size, cached on disk."""
+    if size.named and checkouts is None:
+        raise SystemExit(f"--text: this size wants a folder with checkouts of {', '.join(REPOSITORIES)} (github.com)")
+    source = gather(folders(checkouts if size.named else None), size.text)
+    if size.named and source.digest != DIGEST:
+        print(f"other commits than those of bench/lm/text.py: the text's digest is {source.digest}", flush=True)
     os.makedirs(cache, exist_ok=True)
-    words = vocabulary(vocabulary_size, cache, source)
+    words = vocabulary(size.vocabulary, cache, source)
     path = os.path.join(cache, f"text-{words.size}-{source.digest[:16]}.npz")
     if not os.path.exists(path):
         np.savez(path + ".part.npz", train=words.encode(source.train), held_out=words.encode(source.held_out))
         os.replace(path + ".part.npz", path)
     with np.load(path) as saved:
         train, held_out = saved["train"], saved["held_out"]
-    summary = source.summary() | {"vocabulary": words.name, "tokens": len(train), "held_out_tokens": len(held_out)}
+    summary = source.summary() | {
+        "digest": source.digest,
+        "vocabulary": words.name,
+        "tokens": len(train),
+        "held_out_tokens": len(held_out),
+    }
     return Corpus(train, held_out, words.size, summary)

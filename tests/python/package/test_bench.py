@@ -102,6 +102,12 @@ def test_wrong_arguments_are_errors(train, capsys, tmp_path, arguments, message)
     assert not (tmp_path / "figures.json").exists()
 
 
+def test_checkouts_of_the_text_are_named(train, tmp_path):
+    for given in ([], ["--text", str(tmp_path)]):
+        with pytest.raises(SystemExit, match=r"ansible/ansible.*sympy/sympy.*github"):
+            train("--size", "33m", *given)
+
+
 # --- other benchmarks -------------------------------------------------------------------------------------------------
 
 
