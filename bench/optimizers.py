@@ -25,7 +25,7 @@ _STRUCTS = {
         "int stagger start_preconditioning_step exponent_override grafting",
         "real grafting_beta2 grafting_eps",
     ),
-    "soap": _struct("int block", "real shampoo_beta", "int normalize_grads"),
+    "soap": _struct("int block", "real shampoo_beta", "int normalize_grads orthogonalize"),
     "muon": _struct("int method", "real ns_coefficients[3]", "int ns_steps adjust_lr_fn ns_dtype"),
     "memory": _struct(
         "int state_dtype packed_factors root_dtype master_weights stochastic_rounding", "unsigned seed", "long budget"

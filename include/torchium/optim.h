@@ -160,6 +160,8 @@ typedef struct tch_optim_config {
         int32_t block;           /* split dimensions above shampoo.max_preconditioner_dim into blocks */
         double shampoo_beta;     /* (step) decay rate of the factors; -1: beta2 */
         int32_t normalize_grads; /* scale the direction of each matrix to a root mean square of 1 */
+        int32_t orthogonalize;   /* the direction of each block becomes 0.2 sqrt(max(m, n)) times its polar factor, by
+                                    TCH_ORTHO_MINIMAX as in Muon; not with normalize_grads */
     } soap;
 
     /* Muon, NorMuon */

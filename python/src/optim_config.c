@@ -59,6 +59,7 @@ static const py_field fields[] = {
     {AT(shampoo.grafting_eps), PY_REAL, NULL},
     {AT(soap.shampoo_beta), PY_REAL, NULL},
     {AT(soap.normalize_grads), PY_BOOL, NULL},
+    {AT(soap.orthogonalize), PY_BOOL, NULL},
     {AT(muon.method), PY_WORD, orthos},
     {AT(muon.ns_coefficients), PY_TRIPLE, NULL},
     {AT(muon.ns_steps), PY_INT32, NULL},

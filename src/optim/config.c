@@ -57,6 +57,7 @@ static const tchi_option rows[] = {
     {"grafting_eps", AT(shampoo.grafting_eps), POSITIVE},
     {"shampoo_beta", AT(soap.shampoo_beta), TCHI_REAL, TCHI_STEP | TCHI_BELOW, -1, 1, "0 or more and below 1, or -1"},
     {"normalize_grads", AT(soap.normalize_grads), SWITCH(0)},
+    {"orthogonalize", AT(soap.orthogonalize), SWITCH(TCHI_OPTIONAL)},
     {"muon_method", AT(muon.method), TCHI_INT32, 0, 0, TCH_ORTHO_MINIMAX, "one of tch_ortho_method"},
     {"muon_coefficients[0]", AT(muon.ns_coefficients[0]), TCHI_REAL, 0, -1e3, 1e3, "-1000 to 1000"},
     {"muon_coefficients[1]", AT(muon.ns_coefficients[1]), TCHI_REAL, 0, -1e3, 1e3, "-1000 to 1000"},

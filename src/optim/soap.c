@@ -8,12 +8,20 @@
  *     Q_k follows C_k by one orthogonal iteration, in refresh steps, and V is permuted as the basis is
  *
  * The first gradient of a parameter only initializes its bases. The clock counts updates of the moments, one less than
- * gradients. */
+ * gradients.
+ *
+ * With `orthogonalize`, N is replaced by 0.2 sqrt(max(m, n)) times its polar factor, m by n being the first dimension
+ * of a block by all others: a direction of Muon, of the root mean square of AdamW's. Blocks are separate matrices here
+ * as in everything else, so ranks need not exchange them; without `block` a block is the whole matrix. */
+#include <math.h>
 #include <string.h>
 
+#include "core/arith.h"
 #include "core/check.h"
 #include "core/status.h"
 #include "linalg/basis.h"
+#include "linalg/batch.h"
+#include "linalg/orthogonalize.h"
 
 #include "config.h"
 #include "method.h"
@@ -35,6 +43,14 @@ static void set_soap_defaults(tch_optim_config *c)
     c->shampoo.precondition_frequency = 100;
     c->shampoo.refresh_drift = 2.5;
     c->shampoo.max_preconditioner_dim = 10000;
+}
+
+static tch_status check_soap(const char *function, const tch_optim_config *config)
+{
+    TCHI_TRY(tchi_config_check_beta2(function, config));
+    return config->soap.orthogonalize && config->soap.normalize_grads
+               ? tchi_config_refuse(function, "soap.normalize_grads", 1.0, "0 if soap.orthogonalize is 1")
+               : TCH_OK;
 }
 
 static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
@@ -108,11 +124,62 @@ static int64_t first_bases(const tch_optim_config *config)
 
 enum { BUFFERS = 3 }; /* gradient, moment, product */
 
+/* Those of a direction that is orthogonalized: with the type and size of Muon's. */
+static tch_scalar ortho_type(const tch_context *context, const tch_optim_config *config, tch_scalar real)
+{
+    bool exact = !config->soap.orthogonalize || config->numerics.precision == TCH_PRECISION_HIGHEST;
+    return exact ? real : tchi_ortho_type(context, real);
+}
+
+static tchi_ortho ortho_of(void)
+{
+    return tchi_ortho_of(TCH_ORTHO_MINIMAX, tchi_ortho_usual_steps(TCH_ORTHO_MINIMAX), 0.0);
+}
+
+static double step_factor(const tch_optim_config *config, double rows, double cols)
+{
+    return config->soap.orthogonalize ? 0.2 * sqrt(fmax(rows, cols)) : 1.0;
+}
+
+/* Blocks as matrices: the first dimension by all others. */
+static tchi_batch matrices_of(const tchi_block_batch *block_batch, const tch_matrices *blocks)
+{
+    int64_t rows = block_batch->order == 1 ? 1 : block_batch->size[0];
+    int64_t cols = block_batch->elements / rows;
+    return (tchi_batch){.data = blocks->data,
+                        .type = blocks->type,
+                        .rank = 1,
+                        .sizes = {blocks->batch},
+                        .strides = {blocks->stride},
+                        .count = blocks->batch,
+                        .rows = rows,
+                        .cols = cols,
+                        .row_stride = block_batch->order == 2 ? blocks->ld : cols,
+                        .col_stride = 1};
+}
+
+/* Room for `count` of them with the short side first, and the scratch behind it. */
+static tch_matrices place_wide(tchi_arena *arena, const tchi_batch *of, tch_scalar type, int64_t count, void **scratch)
+{
+    const tchi_ortho ortho = ortho_of();
+    int64_t rows = of->rows < of->cols ? of->rows : of->cols;
+    tch_matrices x = tchi_scratch_aligned(arena, type, count, rows, of->rows * of->cols / rows);
+    *scratch = tchi_arena_take(arena, tchi_orthogonalize_bytes(&ortho, &x));
+    return x;
+}
+
 static int64_t work_bytes(const tch_context *context, const tch_optim_config *config,
                           const tchi_block_batch *block_batch)
 {
     tchi_work work = tchi_work_of(block_batch, block_batch->real);
-    return BUFFERS * tchi_work_bytes(&work, 1);
+    tchi_arena arena = {0};
+    if (config->soap.orthogonalize) {
+        void *scratch;
+        tch_matrices blocks = tchi_work_matrices(&work, NULL, 1);
+        tchi_batch one = matrices_of(block_batch, &blocks);
+        (void)place_wide(&arena, &one, ortho_type(context, config, block_batch->real), 1, &scratch);
+    }
+    return BUFFERS * tchi_work_bytes(&work, 1) + tchi_round_up(arena.used, 256);
 }
 
 typedef struct soap_run {
@@ -192,6 +259,28 @@ static tch_status gather_run(soap_run *r)
     return TCH_OK;
 }
 
+/* In place, by way of Muon's type. */
+static tch_status orthogonalize_run(const soap_run *r, const tch_blocks *direction)
+{
+    tch_context *context = r->optimizer->context;
+    const tchi_block_batch *block_batch = r->run.block_batch;
+    if (!r->group->config.soap.orthogonalize) {
+        return TCH_OK;
+    }
+    TCHI_RANGE(context, "orthogonalize");
+    void *scratch;
+    tch_matrices result;
+    const tchi_ortho ortho = ortho_of();
+    tchi_batch blocks = matrices_of(block_batch, &direction->matrices);
+    blocks = blocks.rows > blocks.cols ? tchi_batch_transposed(blocks) : blocks;
+    tchi_arena arena = {.base = r->optimizer->scratch + BUFFERS * tchi_work_bytes(&r->work, r->run.count)};
+    tch_scalar type = ortho_type(context, &r->group->config, block_batch->real);
+    tch_matrices x = place_wide(&arena, &blocks, type, r->run.count, &scratch);
+    TCHI_TRY(tchi_batch_read(context, &blocks, 0, &x));
+    TCHI_TRY(tchi_orthogonalize_blocks(context, &ortho, &x, block_batch->all, scratch, &result));
+    return tchi_batch_write(context, &blocks, 0, &result);
+}
+
 static tch_status apply_run(const soap_run *r, const tch_blocks *direction)
 {
     tch_optimizer *o = r->optimizer;
@@ -205,6 +294,10 @@ static tch_status apply_run(const soap_run *r, const tch_blocks *direction)
         TCHI_TRY(t->matrix->fill(o->context->state, &targets, (double)r->run.block_batch->elements));
     }
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
+    const int64_t rows = r->run.block_batch->size[0];
+    for (int64_t i = 0; i < update.count && !r->run.block_batch->direction; i++) {
+        o->rects[i].factor = step_factor(config, (double)rows, (double)(r->run.block_batch->elements / rows));
+    }
     return t->update->apply(o->context->state, &update, scale, o->target_norms, o->norms, 0,
                             (tch_decay)config->weight_decay_type);
 }
@@ -436,6 +529,7 @@ static tch_status finish_run(void *argument)
         return TCH_OK;
     }
     TCHI_TRY(precondition_run(r, &direction));
+    TCHI_TRY(orthogonalize_run(r, &direction));
     return apply_run(r, &direction);
 }
 
@@ -472,6 +566,8 @@ static const tchi_block_method soap_blocks = {
     .waits = only_finds_bases,
     .advance = advance_factors,
     .begins = first_bases,
+    .direction_type = ortho_type,
+    .step_factor = step_factor,
     .work = work_bytes,
     .step = step_soap,
 };
@@ -479,7 +575,7 @@ static const tchi_block_method soap_blocks = {
 const tchi_optim_method tchi_method_soap = {
     .name = "soap",
     .set_defaults = set_soap_defaults,
-    .check = tchi_config_check_beta2,
+    .check = check_soap,
     .set_numbers = set_numbers,
     .elementwise = &tchi_adamw_of_rest,
     .blocks = &soap_blocks,

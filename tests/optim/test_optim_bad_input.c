@@ -92,6 +92,7 @@ static const test_range ranges[] = {
     {FIELD(shampoo.grafting_eps), 1, 2, {-1.0, NAN}},
     {FIELD(soap.shampoo_beta), 1, 3, {1.0, 2.0, NAN}},
     {FIELD(soap.normalize_grads), 0, 2, {-1, 2}},
+    {FIELD(soap.orthogonalize), 0, 2, {-1, 2}},
     {FIELD(muon.method), 0, 2, {-1, 3}},
     {FIELD(muon.ns_steps), 0, 3, {-1, -5, 101}},
     {FIELD(muon.adjust_lr_fn), 0, 2, {-1, 3}},

@@ -192,6 +192,7 @@ class SOAPOptions(_Preconditioned, total=False):
 
     block: bool
     normalize_grads: bool
+    orthogonalize: bool
 
 
 class KFACOptions(TypedDict, total=False):

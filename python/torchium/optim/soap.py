@@ -45,6 +45,8 @@ class SOAP(SecondOrder):
             - `precondition_1d=False`: precondition vectors;
             - `block=False`: split dimensions larger than `max_preconditioner_dim` into blocks;
             - `normalize_grads=False`: scale every update of a matrix to a mean square of 1;
+            - `orthogonalize=False`: SOAP-Muon: the direction U of a matrix, or of each block, becomes
+              0.2 sqrt(max(m, n)) orthogonal(U), as in `Muon` with adjust_lr_fn='match_rms_adamw';
             - `refresh_drift`: target correlation of the factor in the old basis at an adaptive refresh. The interval
               starts at 1, doubles if it is less than half of this and halves if it is more. None means
               2.5 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
@@ -65,7 +67,7 @@ class SOAP(SecondOrder):
         *same("max_preconditioner_dim", struct="shampoo", merge_dims=False, precondition_1d=False, stagger=True),
         *same("precondition_frequency", struct="shampoo", convert=period),
         *same("refresh_drift", struct="shampoo", convert=drift(2.5)),
-        *same(struct="soap", block=False, normalize_grads=False),
+        *same(struct="soap", block=False, normalize_grads=False, orthogonalize=False),
         *same("shampoo_beta", struct="soap", convert=number),
         *ADAMW,
         *COMMON,

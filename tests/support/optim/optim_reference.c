@@ -491,6 +491,63 @@ static void step_kl_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *
     apply(c, b, p, g);
 }
 
+/* --- orthogonalization ------------------------------------------------------------------------------------------- */
+
+/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. After minimax
+ * steps the last. */
+static void ortho_coefficients(const tch_optim_config *config, bool longs, int32_t step, double *k)
+{
+    static const double polar[6][3] = {{8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448},
+                                       {3.9487, -2.9089, 0.5518},   {3.3184, -2.4885, 0.5100},
+                                       {2.3007, -1.6689, 0.4188},   {1.875, -1.25, 0.375}};
+    static const double muon[3] = {3.4445, -4.7750, 2.0315};
+    const double *own = config->muon.ns_coefficients;
+    step = longs ? 5 : step;
+    if (config->muon.method == TCH_ORTHO_MUON) {
+        memcpy(k, own[0] != 0.0 || own[1] != 0.0 || own[2] != 0.0 ? own : muon, sizeof muon);
+        return;
+    }
+    memcpy(k, polar[step < 5 ? step : 5], sizeof muon);
+    for (int i = 0; i < 3 && step < 5; i++) {
+        k[i] /= pow(1.01, 2 * i + 1);
+    }
+}
+
+/* In place. */
+static void orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x)
+{
+    double k[3];
+    double *short_side = test_zeros(m * n);
+    double norm = fmax(ref_norm(m * n, x), config->eps);
+    norm = norm > 0.0 ? norm : 1.0;
+    int64_t rows = m < n ? m : n;
+    for (int64_t i = 0; i < m * n; i++) {
+        x[i] /= norm;
+    }
+    if (m > n) {
+        ref_transpose(m, n, x, short_side);
+    } else {
+        memcpy(short_side, x, (size_t)(m * n) * sizeof *x);
+    }
+    bool minimax = config->muon.method == TCH_ORTHO_MINIMAX;
+    bool longs = minimax && !narrow;
+    int32_t steps = config->muon.ns_steps > 0 ? config->muon.ns_steps : minimax ? REF_LONG_STEPS : 5;
+    steps += minimax && narrow ? 2 : 0; /* of Polar Express, if there were as many */
+    for (int32_t step = 0; step < steps; step++) {
+        if (longs && step < REF_LONG_STEPS) {
+            ref_long_step(step, rows, m * n / rows, short_side);
+            continue;
+        }
+        ortho_coefficients(config, longs, step, k);
+        ref_schulz_step(rows, m * n / rows, k, short_side);
+    }
+    if (m > n) {
+        ref_transpose(n, m, short_side, x);
+    } else {
+        memcpy(x, short_side, (size_t)(m * n) * sizeof *x);
+    }
+}
+
 /* --- SOAP -------------------------------------------------------------------------------------------------------- */
 
 /* Eigenvectors in the columns, the largest eigenvalue first. */
@@ -572,6 +629,19 @@ static void track(const ref_optim *r, ref_block *b, int32_t k)
     orthonormalize(n, b->root[k]);
 }
 
+/* 0.2 sqrt(max(rows, columns)) times the polar factor, by the usual minimax steps. */
+static void make_orthogonal(const ref_optim *r, const ref_block *b, double *m)
+{
+    tch_optim_config muon = tch_optim_defaults(TCH_OPTIM_MUON);
+    int64_t rows = b->size[0];
+    int64_t cols = b->count / rows;
+    muon.eps = 0.0;
+    orthogonalize(&muon, r->narrow, rows, cols, m);
+    for (int64_t e = 0; e < b->count; e++) {
+        m[e] *= 0.2 * sqrt((double)(rows > cols ? rows : cols));
+    }
+}
+
 /* m becomes the direction in the original space. */
 static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g, double *m)
 {
@@ -589,6 +659,9 @@ static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b,
     double norm = ref_norm(b->count, m);
     for (int64_t e = 0; e < b->count && c->soap.normalize_grads; e++) {
         m[e] *= norm > 0.0 ? sqrt((double)b->count) / norm : 0.0;
+    }
+    if (c->soap.orthogonalize) {
+        make_orthogonal(r, b, m);
     }
 }
 
@@ -624,60 +697,6 @@ static void step_soap(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
 }
 
 /* --- Muon -------------------------------------------------------------------------------------------------------- */
-
-/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. After minimax
- * steps the last. */
-static void ortho_coefficients(const tch_optim_config *config, bool longs, int32_t step, double *k)
-{
-    static const double polar[6][3] = {{8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448},
-                                       {3.9487, -2.9089, 0.5518},   {3.3184, -2.4885, 0.5100},
-                                       {2.3007, -1.6689, 0.4188},   {1.875, -1.25, 0.375}};
-    static const double muon[3] = {3.4445, -4.7750, 2.0315};
-    const double *own = config->muon.ns_coefficients;
-    step = longs ? 5 : step;
-    if (config->muon.method == TCH_ORTHO_MUON) {
-        memcpy(k, own[0] != 0.0 || own[1] != 0.0 || own[2] != 0.0 ? own : muon, sizeof muon);
-        return;
-    }
-    memcpy(k, polar[step < 5 ? step : 5], sizeof muon);
-    for (int i = 0; i < 3 && step < 5; i++) {
-        k[i] /= pow(1.01, 2 * i + 1);
-    }
-}
-
-/* In place. */
-static void orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x)
-{
-    double k[3];
-    double *short_side = test_zeros(m * n);
-    double norm = fmax(ref_norm(m * n, x), config->eps);
-    int64_t rows = m < n ? m : n;
-    for (int64_t i = 0; i < m * n; i++) {
-        x[i] /= norm;
-    }
-    if (m > n) {
-        ref_transpose(m, n, x, short_side);
-    } else {
-        memcpy(short_side, x, (size_t)(m * n) * sizeof *x);
-    }
-    bool minimax = config->muon.method == TCH_ORTHO_MINIMAX;
-    bool longs = minimax && !narrow;
-    int32_t steps = config->muon.ns_steps > 0 ? config->muon.ns_steps : minimax ? REF_LONG_STEPS : 5;
-    steps += minimax && narrow ? 2 : 0; /* of Polar Express, if there were as many */
-    for (int32_t step = 0; step < steps; step++) {
-        if (longs && step < REF_LONG_STEPS) {
-            ref_long_step(step, rows, m * n / rows, short_side);
-            continue;
-        }
-        ortho_coefficients(config, longs, step, k);
-        ref_schulz_step(rows, m * n / rows, k, short_side);
-    }
-    if (m > n) {
-        ref_transpose(n, m, short_side, x);
-    } else {
-        memcpy(x, short_side, (size_t)(m * n) * sizeof *x);
-    }
-}
 
 /* The learning rate of a matrix by its shape. */
 static double muon_rate(const ref_optim *r, const tch_optim_config *c)

@@ -114,7 +114,10 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     p->reference = ref_optim_make(&t->configs[group], shape->ndim, shape->shape, shape->elementwise, values);
     p->reference->roundoff = test_arithmetic_roundoff(t->dtype);
     p->reference->by_columns = lies_by_columns(p);
-    p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64 && t->configs[group].muon.ns_dtype != TCH_NS_FLOAT32;
+    const tch_optim_config *c = &t->configs[group];
+    bool float32 = c->muon.ns_dtype == TCH_NS_FLOAT32 ||
+                   (c->kind == TCH_OPTIM_SOAP && c->numerics.precision == TCH_PRECISION_HIGHEST);
+    p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64 && !float32;
     make_gradient(t, p);
     test_drop(values);
 }
