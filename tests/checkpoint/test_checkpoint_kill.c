@@ -250,9 +250,4 @@ TEST(two_writers)
     check_two_writers(save_file, "two", 1);
 }
 
-TEST(two_writers_of_an_index)
-{
-    check_two_writers(save_with_index, "twofold.safetensors.index.json", 3); /* with the previous test's file */
-}
-
 TEST_MAIN(test_folder_make, test_folder_remove)

@@ -11,7 +11,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -160,10 +159,6 @@ class Training(Case):
         self.assertEqual(losses("3"), losses("3"))
         self.assertNotEqual(losses("3"), losses("4"))
 
-    def test_measurements_come_as_often_as_asked(self):
-        points = self.train(*SMALL, "--steps", "20", "--log-every", "6", "--optimizer", "sgd")[:-1]
-        self.assertEqual([point["step"] for point in points], [0, 6, 12, 18, 20])
-
     def test_epochs(self):
         summary = self.train(*SMALL, "--epochs", "3", "--optimizer", "sgd")[-1]
         self.assertEqual(summary["runs"][0]["steps"], 3 * (400 // 32))
@@ -256,12 +251,6 @@ class Autoencoder(Case):
         whole = self.train(*common, "--steps", "20")[-1]["runs"][0]
         self.assertEqual((again["train_loss"], again["test_loss"]), (whole["train_loss"], whole["test_loss"]))
 
-    def test_labels_are_not_needed(self):
-        rows = [(features, 0) for features, _ in blobs(90, 3, 4, seed=6)]
-        path = self.write("one.csv", csv_of(rows))
-        summary = self.train("--data", path, "--task", "autoencode", "--hidden", "2", "--steps", "3")[-1]
-        self.assertEqual(summary["parameters"], (4 * 2 + 2) + (2 * 4 + 4))
-
 
 class Convergence(Case):
     def test_curvature_pays(self):
@@ -270,11 +259,6 @@ class Convergence(Case):
                                  "--threads", "1", "--optimizer", "shampoo,kl_shampoo,soap,muon,adamw")  # fmt: skip
         for result in summary["runs"][:4]:
             self.assertLessEqual(result["baseline_steps"], 75, result)
-
-    def test_kfac_needs_half_of_adamws_steps(self):
-        kfac, adamw = self.train("--optimizer", "kfac,adamw", "--log-every", "10", "--device", DEVICE)[-1]["runs"]
-        self.assertIsNotNone(kfac["baseline_steps"])
-        self.assertLessEqual(kfac["baseline_steps"], 0.5 * adamw["steps"])
 
 
 class Curvature(Case):
@@ -340,24 +324,6 @@ class Data(Case):
         self.assertEqual((summary["columns"], summary["classes"]), (4, 3))
         self.assertEqual((summary["train_rows"], summary["test_rows"]), (240, 60))
         self.assertGreater(summary["runs"][0]["test_accuracy"], 0.9)
-
-    def test_the_label_may_be_any_column(self):
-        rows = blobs(60, 2, 3, seed=2)
-        text = "kind;x;y;z\n" + "".join(f"{label};{a};{b};{c}\n" for (a, b, c), label in rows)
-        path = self.write("first.csv", text)
-        for label in ("kind", "1"):
-            summary = self.train("--data", path, "--label", label, "--steps", "2", "--device", DEVICE)[-1]
-            self.assertEqual((summary["columns"], summary["classes"]), (3, 2))
-        self.assert_refused(1, ["--data", path, "--label", "color"], "color")
-
-    def test_pipes_sockets_and_devices_are_refused(self):
-        """As checkpoints; test_datasets.c reads them as data."""
-        os.mkfifo(self.path("pipe"))
-        listening = socket.socket(socket.AF_UNIX)
-        self.addCleanup(listening.close)
-        listening.bind(self.path("socket"))
-        for path in (self.path("pipe"), self.path("socket"), "/dev/null", self.folder.name):
-            self.assert_refused(1, ["--resume", path], path)
 
     @unittest.skipUnless(os.path.exists("/dev/stdin"), "needs /dev/stdin")
     def test_standard_input_is_read_where_it_is_a_file(self):
@@ -426,11 +392,6 @@ class Data(Case):
         self.assert_refused(2, ["--resume", path], f"trained with --data '{rows}': give --data again")
         again = self.train("--resume", path, "--data", moved, "--label", "kind", "--device", DEVICE)
         self.assertEqual(again[-1]["runs"][0]["steps"], 4)
-
-    def test_what_cannot_be_read_is_named(self):
-        """test_datasets.c has the other invalid files."""
-        self.assert_refused(1, ["--data", self.path("absent.csv")], "absent.csv")
-        self.assert_refused(1, ["--data", self.write("one.csv", "a,k\n1,x\n2,x\n3,x\n")], "same label")
 
 
 class Checkpoints(Case):
@@ -701,39 +662,25 @@ class Usage(Case):
             (["--optimizer", "shampo"], "did you mean 'shampoo'"),
             (["--optimizer", "tiger"], "unknown 'tiger'", "muon"),
             (["--optimizer", ""], "unknown ''"),
-            (["--optimizer", "adamw,"], "unknown ''"),
             (["--optimizer", "sgd,sgd"], "twice"),
             (["--lr", "fast"], "--lr must be numbers", "'fast'"),
-            (["--lr", "nan"], "'nan'"),
             (["--lr", "muon=0.1"], "'muon'", "not among"),
             (["--lr", "adamw="], "'adamw='"),
-            (["--hidden", "64,x"], "'x'"),
-            (["--hidden", ",".join(17 * ["8"])], "16"),
             (["--activation", "rel"], "did you mean 'relu'"),
             (["--task", "autoencoder"], "did you mean 'autoencode'"),
             (["--task", "autoencode", "--optimizer", "adamw,kfac"], "--optimizer kfac needs --task classify"),
-            (["--schedule", "cosin"], "did you mean 'cosine'"),
             (["--steps", "5", "--epochs", "2"], "not both"),
             (["--steps", "0"], "--steps must be"),
             (["--batch", "many"], "--batch must be", "'many'"),
             (["--test-fraction", "1"], "--test-fraction must be"),
-            (["--optimizer", "kfca"], "did you mean 'kfac'"),
-            (["--damping", "0"], "--damping must be"),
-            (["--kl-clip", "-1"], "--kl-clip must be"),
-            (["--per-sample-clip", "0"], "--per-sample-clip must be"),
             (["--fisher", "sample"], "did you mean 'sampled'"),
-            (["--fisher", "true"], "sampled, empirical"),
             (["--label", "x"], "--data"),
             (["--checkpoint-every", "3"], "--checkpoint"),
             (["--plot", "curves.png"], "use a name that ends in .svg, not 'curves.png'"),
             (["--plot", ".svg"], "use a name that ends in .svg, not '.svg'"),
             (["--data", ""], "--data must be a file name, not ''"),
-            (["--resume="], "--resume must be a file name, not ''"),
-            (["--checkpoint", ""], "--checkpoint must be a file name, not ''"),
             (["--seed", "99999999999999999999"], "from 0 to 9000000000000000000, not '99999999999999999999'"),
             (["--steps", "2147483648"], "from 1 to 1000000000, not '2147483648'"),
-            (["--block", "9223372036854775808"], "from 1 to 1000000, not '9223372036854775808'"),
-            (["--threads", "1025"], "from 1 to 1024, not '1025'"),
             (["--weight-decay", "1e400"], "from 0 to 1000000, not '1e400'"),
             (["--hidden", "1e400"], "from 1 to 1000000", "'1e400'"),
             (["--samples", "500", "--epochs", "1000000000", "--batch", "1"], "--epochs must be from 1 to 2500000"),
