@@ -163,6 +163,3 @@ def test_numbers_of_other_types(kind, device):
     for other in results[1:]:
         assert_same_bits(results[0], other)
     train(model, make(kind, model.parameters(), lr=1, weight_decay=0), 1)
-
-
-# --- figures

@@ -1,24 +1,9 @@
-"""Gradients: missing, late, zero, in any layout, accumulated; and parameters that move, change their type, or are
-shared."""
+"""Gradients that are refused, in any layout; and parameters that move or change their type. C tests have missing and
+late gradients (tests/optim/test_optim_steps.c)."""
 
 import pytest
 import torch
-from optim_cases import CLASSES, Trial, assert_same_bits, copies, exact, loss_of, make, train, trained
-
-SHAPES = [(6, 6), (4, 4), (5,), (), (5, 5)]
-
-
-# --- missing, late, zero
-
-
-def test_gradients_that_come_late_or_stay_away(kind, device):
-    """A parameter counts its own steps, not the optimizer's."""
-    trial = Trial(kind, SHAPES, device, **exact(kind))
-    for step in range(22):
-        missing = set(range(5)) if step < 2 else {0} if step < 6 else {step % 5} if step % 3 == 0 else set()
-        trial.step(missing=missing)
-    trial.check(1e-10)
-
+from optim_cases import CLASSES, assert_same_bits, copies, loss_of, make, train, trained
 
 # Gradients rejected at any step. The memory of a lazily negated one has the numbers with the other sign.
 REFUSED = {
@@ -87,9 +72,6 @@ def test_parameters_with_gaps_are_refused(kind, device):
     with pytest.raises((ValueError, RuntimeError), match=r"gaps|dense"):
         make(kind, [p]).step()
     assert not wide.any()
-
-
-# --- accumulation and sharing
 
 
 # --- parameters that move or change

@@ -68,18 +68,6 @@ def test_round_trip(kind, way, device):
     assert_go_on_alike(model, optimizer, twin, other)
 
 
-@pytest.mark.parametrize("drift", [None, 1e-9, 1e6])
-@pytest.mark.parametrize("kind", ["shampoo", "soap"])
-def test_adaptive_refresh_resumes(kind, drift, device):
-    """The factors' current intervals are part of the state."""
-    options = {"precondition_frequency": None, "refresh_drift": drift}
-    model, optimizer = trained(kind, device, 7, **options)
-    twin, other = fresh(kind, model, **options)
-    other.load_state_dict(through_file(optimizer.state_dict()))
-    assert_go_on_alike(model, optimizer, twin, other, steps=9)
-    assert optimizer.stats()["refreshes"] - other.stats()["refreshes"] > 0
-
-
 def test_state_of_an_optimizer_that_has_not_stepped(kind, device):
     model, optimizer = trained(kind, device)
     state = through_file(optimizer.state_dict())
