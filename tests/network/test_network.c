@@ -414,23 +414,17 @@ TEST(bad_tensors_are_refused)
         {"inputs", TCH_ERR_SHAPE, TCH_FLOAT32, 2, {6, 8}, LAYOUT_CONTIGUOUS},
         {"inputs", TCH_ERR_SHAPE, TCH_FLOAT32, 1, {7}, LAYOUT_CONTIGUOUS},
         {"inputs", TCH_ERR_DTYPE, TCH_FLOAT64, 2, {6, 7}, LAYOUT_CONTIGUOUS},
-        {"inputs", TCH_ERR_DTYPE, TCH_INT32, 2, {6, 7}, LAYOUT_CONTIGUOUS},
         {"inputs", TCH_ERR_LAYOUT, TCH_FLOAT32, 2, {6, 7}, LAYOUT_TRANSPOSED},
-        {"inputs", TCH_ERR_LAYOUT, TCH_FLOAT32, 2, {6, 7}, LAYOUT_STEPPED},
-        {"inputs", TCH_ERR_LAYOUT, TCH_FLOAT32, 2, {6, 7}, LAYOUT_REVERSED},
         {"inputs", TCH_ERR_LAYOUT, TCH_FLOAT32, 2, {6, 7}, LAYOUT_EXPANDED},
         {"targets", TCH_ERR_SHAPE, TCH_INT32, 1, {5}, LAYOUT_CONTIGUOUS},
         {"targets", TCH_ERR_SHAPE, TCH_INT32, 2, {6, 1}, LAYOUT_CONTIGUOUS},
-        {"targets", TCH_ERR_DTYPE, TCH_INT64, 1, {6}, LAYOUT_CONTIGUOUS},
         {"targets", TCH_ERR_DTYPE, TCH_FLOAT32, 2, {6, 3}, LAYOUT_CONTIGUOUS},
         {"targets", TCH_ERR_LAYOUT, TCH_INT32, 1, {6}, LAYOUT_STEPPED},
         {"loss_scale", TCH_ERR_SHAPE, TCH_FLOAT32, 1, {2}, LAYOUT_CONTIGUOUS},
-        {"loss_scale", TCH_ERR_SHAPE, TCH_FLOAT32, 1, {0}, LAYOUT_CONTIGUOUS},
         {"loss_scale", TCH_ERR_DTYPE, TCH_FLOAT64, 1, {1}, LAYOUT_CONTIGUOUS},
         {"totals", TCH_ERR_SHAPE, TCH_FLOAT64, 1, {2}, LAYOUT_CONTIGUOUS},
         {"totals", TCH_ERR_DTYPE, TCH_FLOAT32, 1, {4}, LAYOUT_CONTIGUOUS},
         {"totals", TCH_ERR_LAYOUT, TCH_FLOAT64, 1, {4}, LAYOUT_STEPPED},
-        {"totals", TCH_ERR_LAYOUT, TCH_FLOAT64, 1, {4}, LAYOUT_EXPANDED},
     };
     network_trial s;
     small_trial(&s, *state, 500, 6);
