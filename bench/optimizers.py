@@ -44,7 +44,7 @@ class Config(ctypes.Structure):
             "real lr weight_decay",
             "int weight_decay_type maximize",
             "real beta1 beta2 eps momentum dampening",
-            "int nesterov use_bias_correction amsgrad",
+            "int nesterov use_bias_correction amsgrad constant_norm",
         ),
         ("adamw", _struct("real lr base_lr beta1 beta2 eps weight_decay")),
         *_STRUCTS.items(),

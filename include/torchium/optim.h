@@ -119,6 +119,8 @@ typedef struct tch_optim_config {
     int32_t nesterov; /* SGD, Shampoo, Muon, NorMuon */
     int32_t use_bias_correction; /* Shampoo, SOAP; AdamW always does */
     int32_t amsgrad;             /* AdamW */
+    int32_t constant_norm;       /* SOAP, Muon: a block W of a parameter, the whole matrix without soap.block, keeps its
+                              Frobenius norm, and its step has the norm lr |W|; no weight decay but L2 */
 
     /* AdamW for the parameters that the methods below do not precondition */
     struct {

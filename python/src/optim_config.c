@@ -32,6 +32,7 @@ static const py_field fields[] = {
     {AT(eps), PY_REAL, NULL},
     {AT(use_bias_correction), PY_BOOL, NULL},
     {AT(amsgrad), PY_BOOL, NULL},
+    {AT(constant_norm), PY_BOOL, NULL},
     {AT(adamw.lr), PY_REAL, NULL},
     {AT(adamw.base_lr), PY_REAL, NULL},
     {AT(adamw.beta1), PY_REAL, NULL},

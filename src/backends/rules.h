@@ -23,7 +23,7 @@ typedef struct tchi_keep {
 
 TCHI_RULE tchi_keep tchi_rule_keep(const tch_hyper *h, tch_decay decay)
 {
-    double keep = decay == TCH_DECAY_L2 ? 1.0 : 1.0 - h->lr * h->weight_decay;
+    double keep = decay == TCH_DECAY_WHOLE ? 0.0 : decay == TCH_DECAY_L2 ? 1.0 : 1.0 - h->lr * h->weight_decay;
     tchi_keep k = {keep, decay == TCH_DECAY_CAUTIOUS ? 1.0 : keep};
     return k;
 }

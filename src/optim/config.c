@@ -27,6 +27,7 @@ static const tchi_option rows[] = {
     {"eps", AT(eps), POSITIVE},
     {"bias_correction", AT(use_bias_correction), SWITCH(0)},
     {"amsgrad", AT(amsgrad), SWITCH(0)},
+    {"constant_norm", AT(constant_norm), SWITCH(TCHI_OPTIONAL)},
     {"scalar_lr", AT(adamw.lr), POSITIVE},
     {"scalar_base_lr", AT(adamw.base_lr), TCHI_REAL, TCHI_STEP | TCHI_OPTIONAL, 0, LARGEST, "0 to 1e300"},
     {"scalar_beta1", AT(adamw.beta1), RATE},
@@ -178,6 +179,9 @@ tch_status tchi_config_check(const char *function, const tch_optim_config *confi
     if (config->shampoo.exponent_override == 5 || config->shampoo.exponent_override == 7) {
         return tchi_config_refuse(function, "shampoo.exponent_override", config->shampoo.exponent_override,
                                   "0, 1, 2, 3, 4, 6 or 8");
+    }
+    if (config->constant_norm && !method->keeps_norm) {
+        return tchi_config_refuse(function, "constant_norm", 1.0, "0: only SOAP and Muon have it");
     }
     return method->check == NULL ? TCH_OK : method->check(function, config); /* conditions on several options */
 }

@@ -329,7 +329,13 @@ static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64
     for (int32_t i = 0; i < g->params; i++) {
         TCHI_TRY(fill_master(o, tchi_param_at(o, g->first_param + i)));
     }
-    if (g->exchange != NULL) {
+    return TCH_OK;
+}
+
+/* The same for tiles, by a collective: after the ranks have agreed that they have a state. */
+static tch_status fill_tiles(tch_optimizer *o, int32_t group)
+{
+    if (tchi_group_at(o, group)->exchange != NULL) {
         TCHI_TRY(tchi_exchange_values(o, group));
     }
     for (int32_t i = 0; i < o->tiles.count; i++) {
@@ -481,6 +487,7 @@ static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, in
     }
     if (o->shared != NULL) {
         status = tchi_shared_compare(o->shared->comm, o->context, o->shared->hash, status);
+        status = status == TCH_OK ? fill_tiles(o, (int32_t)o->groups.count - 1) : status;
     }
     if (status != TCH_OK) {
         o->context->backend->device->synchronize(o->context->state);

@@ -48,8 +48,8 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
 }
 
 /* Kernels recorded for a run of blocks, for the method with most. Counted on the emulated device: Shampoo 9, SOAP 12,
- * Muon 22, NorMuon 24; SOAP that orthogonalizes has the first part of Muon's 22 and two copies besides. */
-#define RUN_KERNELS 36
+ * Muon 22, NorMuon 24. SOAP has at most 24 more with orthogonalize, and both have at most 8 with constant_norm. */
+#define RUN_KERNELS 44
 
 /* The number of recordings for refreshes of a factor batch. Fixed intervals repeat the same parts; by drift any subset
  * may be refreshed, and by norm only the whole is recorded. */

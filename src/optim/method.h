@@ -77,6 +77,7 @@ typedef struct tchi_block_method {
 
 struct tchi_optim_method {
     const char *name; /* in checkpoints and messages */
+    bool keeps_norm;  /* if asked by constant_norm */
 
     /* Sets defaults that differ from the common ones. NULL: none do. */
     void (*set_defaults)(tch_optim_config *config);

@@ -26,6 +26,7 @@
 #include "linalg/orthogonalize.h"
 
 #include "config.h"
+#include "constant_norm.h"
 #include "method.h"
 #include "rects.h"
 #include "shape.h"
@@ -133,13 +134,21 @@ static tchi_ortho ortho_of(const tch_optim_config *config)
 }
 
 /* The gathered matrices and the scratch of their orthogonalization. */
-static int64_t muon_work(const tch_context *context, const tch_optim_config *config,
-                         const tchi_block_batch *block_batch)
+static int64_t ortho_work(const tch_context *context, const tch_optim_config *config,
+                          const tchi_block_batch *block_batch)
 {
     tchi_ortho ortho = ortho_of(config);
     tchi_work work = tchi_work_of(block_batch, product_type(context, config, block_batch->real));
     tch_matrices one = tchi_work_matrices(&work, NULL, 1);
     return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
+}
+
+/* Room for the values follows. */
+static int64_t muon_work(const tch_context *context, const tch_optim_config *config,
+                         const tchi_block_batch *block_batch)
+{
+    int64_t values = config->constant_norm ? tchi_constant_norm_room(block_batch) : 0;
+    return ortho_work(context, config, block_batch) + values;
 }
 
 /* The contribution of each row to the norm of a direction follows Muon's buffers. */
@@ -240,6 +249,10 @@ static tch_update update_of(const muon_run *r, const tch_matrices *direction)
 static tch_status apply_directions(const muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
+    if (r->config->constant_norm) {
+        char *room = o->scratch + r->run.count * ortho_work(o->context, r->config, r->run.block_batch);
+        return tchi_constant_norm_apply(o, &r->run, direction, room);
+    }
     TCHI_RANGE(o->context, "apply");
     tch_update update = update_of(r, direction);
     return o->context->backend->update->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0,
@@ -308,6 +321,7 @@ static const tchi_block_method muon_blocks = {
 
 const tchi_optim_method tchi_method_muon = {
     .name = "muon",
+    .keeps_norm = true,
     .set_defaults = set_muon_defaults,
     .set_numbers = set_numbers,
     .rest_share = rest_share,

@@ -24,6 +24,7 @@
 #include "linalg/orthogonalize.h"
 
 #include "config.h"
+#include "constant_norm.h"
 #include "method.h"
 #include "rects.h"
 #include "refresh.h"
@@ -284,9 +285,13 @@ static tch_status orthogonalize_run(const soap_run *r, const tch_blocks *directi
 static tch_status apply_run(const soap_run *r, const tch_blocks *direction)
 {
     tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "apply");
     const tch_backend *t = o->context->backend;
     const tch_optim_config *config = &r->group->config;
+    if (config->constant_norm) {
+        bool first = direction->matrices.data == r->buffer[0];
+        return tchi_constant_norm_apply(o, &r->run, &direction->matrices, r->buffer[first ? 1 : 0]);
+    }
+    TCHI_RANGE(o->context, "apply");
     tch_block_scale scale = config->soap.normalize_grads ? TCH_BLOCK_UNIT_RMS : TCH_BLOCK_AS_IS;
     if (config->soap.normalize_grads) {
         tch_array targets = {o->target_norms, TCH_SCALAR_F64, 1, &r->run.count, &(int64_t){1}};
@@ -574,6 +579,7 @@ static const tchi_block_method soap_blocks = {
 
 const tchi_optim_method tchi_method_soap = {
     .name = "soap",
+    .keeps_norm = true,
     .set_defaults = set_soap_defaults,
     .check = check_soap,
     .set_numbers = set_numbers,

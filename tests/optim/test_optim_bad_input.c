@@ -72,6 +72,7 @@ static const test_range ranges[] = {
     {FIELD(adamw.weight_decay), 1, 2, {NAN, INFINITY}},
     {FIELD(shampoo.max_preconditioner_dim), 0, 3, {0, -1, -1e18}},
     {FIELD(soap.block), 0, 2, {-1, 2}},
+    {FIELD(constant_norm), 0, 2, {-1, 2}},
     {FIELD(shampoo.merge_dims), 0, 2, {-1, 2}},
     {FIELD(shampoo.precondition_1d), 0, 2, {-1, 2}},
     {FIELD(memory.packed_factors), 0, 2, {-1, 2}},

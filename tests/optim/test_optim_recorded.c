@@ -298,7 +298,7 @@ TEST(soap)
         check_all_changes(config, TCH_FLOAT32, TCH_BFLOAT16, "soap, bases every third step, bfloat16 gradients");
     }
     config.shampoo.max_preconditioner_dim = 32;
-    config.soap.block = config.soap.orthogonalize = 1;
+    config.soap.block = config.soap.orthogonalize = config.constant_norm = 1;
     config.soap.normalize_grads = 0;
     config.memory.budget = 64 * 1024;
     check_all_changes(config, TCH_FLOAT32, is_emulated() ? TCH_BFLOAT16 : TCH_FLOAT32, "soap in blocks, few at a time");

@@ -180,7 +180,8 @@ typedef enum tch_elementwise_kind {
 typedef enum tch_decay {
     TCH_DECAY_DECOUPLED = 0, /* p = p (1 - lr weight_decay), before the step */
     TCH_DECAY_L2 = 1,        /* g = g + weight_decay p, by `gather` and `elementwise`; `apply` decays nothing */
-    TCH_DECAY_CAUTIOUS = 2   /* decoupled, of the elements with u p >= 0 alone */
+    TCH_DECAY_CAUTIOUS = 2,  /* decoupled, of the elements with u p >= 0 alone */
+    TCH_DECAY_WHOLE = 3      /* of `apply`: p = 0, before the step */
 } tch_decay;
 
 typedef struct tch_elementwise_rule {

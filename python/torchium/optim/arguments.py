@@ -161,6 +161,12 @@ class Matrices(Common, total=False):
     world_invariant: bool
 
 
+class MuonOptions(Matrices, total=False):
+    """Further keywords of Muon."""
+
+    constant_norm: bool
+
+
 class _Preconditioned(Matrices, total=False):
     merge_dims: bool
     precondition_1d: bool
@@ -193,6 +199,7 @@ class SOAPOptions(_Preconditioned, total=False):
     block: bool
     normalize_grads: bool
     orthogonalize: bool
+    constant_norm: bool
 
 
 class KFACOptions(TypedDict, total=False):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from .arguments import AdamWArguments, Matrices, MemoryArguments, NumericsArguments
+from .arguments import AdamWArguments, MemoryArguments, MuonOptions, NumericsArguments
 from .base import outside
 from .options import ADAMW, COMMON, Options, dtype_name, number, or_else, plain, same, shown
 from .second_order import SecondOrder
@@ -73,6 +73,9 @@ class Muon(SecondOrder):
             and more accurate (Hopper), 'bfloat16' alone, or 'float32'.
         adamw: an `AdamWArguments`, or a dictionary of its arguments. Its default lr is 0.3 lr, or lr with
             adjust_lr_fn='match_rms_adamw'. The lr of a group with use_adamw=True is AdamW's.
+        options: also any key of a parameter group. `constant_norm=True` (Hyperball) keeps the Frobenius norm R of each
+            matrix: p <- R V / |V| with V = p - lr R orthogonal(U) / |orthogonal(U)|, without decoupled or cautious
+            weight decay; lr is then an angle, and a matrix of zeros stays zero.
 
     Examples:
         >>> optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, use_adamw=("*embed*",))
@@ -88,7 +91,7 @@ class Muon(SecondOrder):
         *same("method", "ns_steps", struct="muon"),
         *same("ns_dtype", struct="muon", convert=dtype_name),
         *same("momentum", "eps", convert=number),
-        *same("nesterov"),
+        *same("nesterov", constant_norm=False),
         *ADAMW,
         *COMMON,
     )
@@ -111,7 +114,7 @@ class Muon(SecondOrder):
         memory: MemoryArguments | Mapping[str, Any] | None = None,
         numerics: NumericsArguments | Mapping[str, Any] | None = None,
         process_group: Any = None,
-        **options: Unpack[Matrices],
+        **options: Unpack[MuonOptions],
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         super().__init__(params, locals())

@@ -56,7 +56,9 @@ class NorMuon(Muon):
     """
 
     kind = "normuon"
-    _options: ClassVar = Options(*same("beta2", convert=number), *Muon._options)
+    _options: ClassVar = Options(
+        *same("beta2", convert=number), *(option for option in Muon._options if option.name != "constant_norm")
+    )
 
     def __init__(
         self,

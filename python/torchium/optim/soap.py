@@ -47,6 +47,7 @@ class SOAP(SecondOrder):
             - `normalize_grads=False`: scale every update of a matrix to a mean square of 1;
             - `orthogonalize=False`: SOAP-Muon: the direction U of a matrix, or of each block, becomes
               0.2 sqrt(max(m, n)) orthogonal(U), as in `Muon` with adjust_lr_fn='match_rms_adamw';
+            - `constant_norm=False`: as in `Muon`; with `block` for each block;
             - `refresh_drift`: target correlation of the factor in the old basis at an adaptive refresh. The interval
               starts at 1, doubles if it is less than half of this and halves if it is more. None means
               2.5 without `precondition_frequency`, and 0, a fixed interval, with it; with both,
@@ -64,6 +65,7 @@ class SOAP(SecondOrder):
         Option("betas", ("beta1", "beta2"), pair),
         *same("use_bias_correction", "packed_factors"),
         *same("eps", convert=number),
+        *same(constant_norm=False),
         *same("max_preconditioner_dim", struct="shampoo", merge_dims=False, precondition_1d=False, stagger=True),
         *same("precondition_frequency", struct="shampoo", convert=period),
         *same("refresh_drift", struct="shampoo", convert=drift(2.5)),

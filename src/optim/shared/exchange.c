@@ -234,7 +234,7 @@ static bool is_copied(const copy *c, const tchi_param *p, tch_scalar type)
     if (c->to == IN_PARAM) {
         return receives_result(c->optimizer, c->now, p, type, true);
     }
-    return c->now->gradients[p->index].data != NULL && p->type == type;
+    return (c->now == NULL ? p->by_value : c->now->gradients[p->index].data != NULL) && p->type == type;
 }
 
 /* Copies parts of parameters of one type to or from another type on the wire. */
@@ -263,16 +263,6 @@ static tch_status copy_parts(const copy *c)
         for (int wire = 0; wire <= TCH_SCALAR_BF16; wire++) {
             TCHI_TRY(copy_types(c, (tch_scalar)type, (tch_scalar)wire));
         }
-    }
-    return TCH_OK;
-}
-
-tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
-{
-    const tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
-    for (int64_t i = 0; i < x->buckets.count; i++) {
-        copy c = {optimizer, NULL, group, &tchi_bucket_at(x, i)->local, IN_PARAM, IN_TILE, NULL};
-        TCHI_TRY(copy_parts(&c));
     }
     return TCH_OK;
 }
@@ -314,6 +304,38 @@ static tch_status send_route(tch_optimizer *o, const tchi_route *route, const ch
         tchi_route_counts(route, ranks, TCHI_SEND_OFFSETS), tchi_route_counts(route, ranks, TCHI_SEND_BYTES),
         tchi_route_counts(route, ranks, TCHI_RECEIVE_OFFSETS), tchi_route_counts(route, ranks, TCHI_RECEIVE_BYTES)};
     return tchi_comm_all_to_all(o->shared->comm, sent, received, &counts, stream);
+}
+
+/* Values of shards, by the way of results in reverse. Its buffers are free between steps. */
+static tch_status fetch_values(tch_optimizer *o, int32_t group, const tchi_bucket *b, tchi_wire *wire)
+{
+    int32_t ranks = tch_comm_size(o->shared->comm);
+    const tch_comm_counts back = {
+        tchi_route_counts(&b->out, ranks, TCHI_RECEIVE_OFFSETS), tchi_route_counts(&b->out, ranks, TCHI_RECEIVE_BYTES),
+        tchi_route_counts(&b->out, ranks, TCHI_SEND_OFFSETS), tchi_route_counts(&b->out, ranks, TCHI_SEND_BYTES)};
+    copy sent = {o, NULL, group, &b->out.receive, IN_PARAM, ON_WIRE, wire->received};
+    copy arrived = {o, NULL, group, &b->out.send, ON_WIRE, IN_TILE, wire->sent};
+    void *stream;
+    TCHI_TRY(copy_parts(&sent));
+    TCHI_TRY(begin_side(o, &stream));
+    TCHI_TRY(tchi_comm_all_to_all(o->shared->comm, wire->received, wire->sent, &back, stream));
+    TCHI_TRY(end_side(o, wire));
+    TCHI_TRY(wait_for(o, wire));
+    return copy_parts(&arrived);
+}
+
+tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
+{
+    tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
+    for (int64_t i = 0; i < x->buckets.count; i++) {
+        const tchi_bucket *b = tchi_bucket_at(x, i);
+        copy c = {optimizer, NULL, group, &b->local, IN_PARAM, IN_TILE, NULL};
+        TCHI_TRY(copy_parts(&c));
+        if (b->sharded && tchi_group_at(optimizer, group)->config.constant_norm) {
+            TCHI_TRY(fetch_values(optimizer, group, b, &x->out[i % 2]));
+        }
+    }
+    return TCH_OK;
 }
 
 /* --- a step ------------------------------------------------------------------------------------------------------- */
@@ -362,7 +384,9 @@ static tch_status apply_next(tch_optimizer *o, const tchi_step *now, int32_t gro
     TCHI_TRY(wait_for(o, wire));
     char *gathered = wire->received + b->out.receive_bytes;
     copy values = {o, now, group, &b->spread, ON_WIRE, IN_PARAM, gathered};
+    copy of_shards = {o, now, group, &b->out.receive, ON_WIRE, IN_PARAM, wire->received};
     TCHI_TRY(copy_parts(&values));
+    TCHI_TRY(copy_parts(&of_shards));
     for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
         TCHI_TRY(apply_parts(o, now, group, &b->out.receive, wire->received, (tch_scalar)type));
         TCHI_TRY(apply_parts(o, now, group, &b->spread, gathered, (tch_scalar)type));

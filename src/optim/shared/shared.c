@@ -86,7 +86,7 @@ static int64_t base_of(const tch_placement *placement, int32_t ndim, int32_t ran
 }
 
 /* Directions of a smaller type than the parameter are sent, and directions of shards, whose owner does not have the
- * parameter. */
+ * parameter unless it needs its norm. */
 static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
 {
     const tchi_block_method *blocks = o->method->blocks;
@@ -94,8 +94,8 @@ static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
     bool l2 = tchi_adds_decay(config);
     tch_scalar direction =
         blocks->direction_type == NULL ? p->real : blocks->direction_type(o->context, config, p->real);
-    p->filters = sharded && blocks->filtered_type != NULL;
-    p->by_value = !sharded && tchi_scalar_size(direction) >= tchi_scalar_size(p->type);
+    p->by_value = config->constant_norm || (!sharded && tchi_scalar_size(direction) >= tchi_scalar_size(p->type));
+    p->filters = sharded && !p->by_value && blocks->filtered_type != NULL;
     p->wire_in = p->filters           ? blocks->filtered_type(o->context, config, p->real)
                  : l2 && !p->by_value ? p->real
                                       : p->type;

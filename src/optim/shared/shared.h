@@ -13,7 +13,7 @@
  * The method's code computes a tile's direction unchanged: the tile starts at 0 and is stepped with a learning rate of
  * -1 and no decay. For a replicated parameter whose direction would not be smaller, the tile is stepped as the
  * parameter itself and its new values are sent back (`by_value`), so only owners need master copies of half-precision
- * parameters.
+ * parameters. With `constant_norm` every tile is: its values, of which the owner needs the norm, are sent first.
  *
  * The exchange has the same bytes in every step, whichever gradients are missing, so ranks that disagree do not
  * deadlock. The ranks agree by a reduction, before anything is written, on whether gradients are finite and which
@@ -245,7 +245,7 @@ tch_status tchi_exchange_finish(tch_optimizer *optimizer, const tchi_step *now, 
 
 void tchi_exchange_close(tch_optimizer *optimizer, tchi_exchange *exchange);
 
-/* Copies parameters to the tiles that are stepped by value. */
+/* Copies parameters to the tiles that are stepped by value; a collective if they are of shards. */
 tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group);
 
 #endif

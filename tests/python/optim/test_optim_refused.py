@@ -181,6 +181,8 @@ def test_arguments_of_the_wrong_kind_are_refused(kind):
             "precondition_frequency .*must be an integer, got True",
         ),
         ("soap", {"max_preconditioner_dim": False}, TypeError, "max_preconditioner_dim must be an integer, got False"),
+        ("soap", {"orthogonalize": True, "normalize_grads": True}, ValueError, "normalize_grads is 1, expected 0 if"),
+        ("normuon", {"constant_norm": True}, TypeError, "unexpected argument 'constant_norm'"),
         ("lion", {"seed": True}, TypeError, "seed must be an integer, got True"),
         ("adamw", {"amsgrad": True, "state_dtype": "int8"}, ValueError, "state_dtype is int8, expected float32 with"),
         ("adamw", {"amsgrad": True, "state_dtype": torch.bfloat16}, ValueError, "state_dtype is bfloat16, expected"),

@@ -27,9 +27,15 @@ OPTIONS = {
     "soap": [
         *[("betas", (0.5, 0.6)), ("shampoo_beta", 0.3), ("eps", 0.5), ("precondition_frequency", 3)],
         *[("weight_decay_type", "l2"), ("max_preconditioner_dim", 4), ("merge_dims", True), ("precondition_1d", True)],
-        *[("normalize_grads", True), ("orthogonalize", True), ("use_bias_correction", False), *ADAMW],
+        *[
+            ("normalize_grads", True),
+            ("orthogonalize", True),
+            ("constant_norm", True),
+            ("use_bias_correction", False),
+            *ADAMW,
+        ],
     ],
-    "muon": [*MUON, ("adjust_lr_fn", "match_rms_adamw"), ("method", "polar_express"), *ADAMW],
+    "muon": [*MUON, ("constant_norm", True), ("adjust_lr_fn", "match_rms_adamw"), ("method", "polar_express"), *ADAMW],
     "lion": [("betas", (0.5, 0.6))],
     "kl_shampoo": [
         *[("betas", (0.5, 0.6)), ("eps", 0.5), ("relative_eps", 0.5), ("precondition_frequency", 2)],

@@ -417,8 +417,26 @@ static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, 
     }
 }
 
+/* V = W - lr |W| D / |D|; W = |W| V / |V| */
+static void keep_norm(const tch_optim_config *c, int64_t count, double *p, const double *d)
+{
+    double radius = ref_norm(count, p);
+    double length = ref_norm(count, d);
+    for (int64_t e = 0; e < count && length > 0.0; e++) {
+        p[e] -= c->lr * radius / length * d[e];
+    }
+    double now = ref_norm(count, p);
+    for (int64_t e = 0; e < count && now > 0.0; e++) {
+        p[e] *= radius / now;
+    }
+}
+
 static void apply(const tch_optim_config *c, ref_block *b, double *p, const double *d)
 {
+    if (c->constant_norm) {
+        keep_norm(c, b->count, p, d);
+        return;
+    }
     for (int64_t e = 0; e < b->count; e++) {
         double step = d[e];
         if (c->kind == TCH_OPTIM_SHAMPOO && c->momentum != 0.0) {
@@ -745,6 +763,10 @@ static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
         normalize_rows(r, c, b, g);
         double norm = ref_norm(b->count, g);
         lr *= norm > 0.0 ? sqrt(fmin(rows, (double)r->count / rows)) / norm : 0.0;
+    }
+    if (c->constant_norm) {
+        keep_norm(c, b->count, p, g);
+        return;
     }
     for (int64_t e = 0; e < b->count; e++) {
         p[e] = keep_of(c, c->lr, c->weight_decay, g[e], p[e]) * p[e] - lr * g[e];
