@@ -199,22 +199,6 @@ TEST(counts_are_what_happened)
     }
 }
 
-/* Each factor of a parameter with partial blocks keeps its count. */
-TEST(trouble_comes_back)
-{
-    trial t;
-    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
-    const int64_t given[] = {40, 30, 0, 1, 2, 0, 2, 1};
-    int64_t back[8];
-    int64_t other[4];
-    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
-    CHECK_OK(tch_optimizer_set_counts(t.optimizer, 4, 8, given));
-    CHECK_OK(tch_optimizer_get_counts(t.optimizer, 4, 8, back));
-    CHECK(memcmp(given, back, sizeof given) == 0, "other numbers came back");
-    CHECK_OK(tch_optimizer_get_counts(t.optimizer, 0, 4, other));
-    CHECK(other[0] == 40 && other[1] == 0 && other[2] == 0 && other[3] == 0, "another parameter's have changed");
-}
-
 TEST(wrong_counts_are_refused)
 {
     trial t;

@@ -125,7 +125,7 @@ static tch_root_config config_with(tch_root_method method, double eps)
     return config;
 }
 
-/* Every layout, with alternating roots and methods. */
+/* Every layout and size, with alternating roots and methods; test_root_errors.c has every root by every method. */
 static void check_layouts(tch_context *context, const test_variation *v, tch_dtype dtype)
 {
     size_t which = (size_t)v->in + (size_t)v->out + (size_t)v->stream;
@@ -144,44 +144,6 @@ static void name_root(const char *what, int64_t n, tch_dtype dtype, int32_t root
     test_case("%s: n = %lld, %s, root %d by %s, eps %g, relative_eps %g, tolerance %g, degree %d", what, (long long)n,
               tch_dtype_name(dtype), root, tch_root_method_name(config->method), config->eps, config->relative_eps,
               config->tolerance, config->degree);
-}
-
-/* Every root by every method at sizes small, odd and around the edges. Only the larger of the two dampings is used. */
-TEST(every_root_by_every_method)
-{
-    static const int64_t sizes[] = {1, 2, 3, 17, 33, 64, 129};
-    static const double dampings[][2] = {{0.0, 1e-3}, {1e-2, 2e-3}, {2e-3, 1e-2}}; /* eps, relative_eps */
-    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
-    for (size_t i = 0; i < TEST_COUNT(sizes) * 6 * 4 * 2; i++) {
-        int64_t n = sizes[i / 48];
-        int32_t root = roots[i / 8 % 6];
-        tch_dtype dtype = dtypes[i % 2];
-        tch_root_config config = config_with(method_at(i / 2 % 4), dampings[i % 3][0]);
-        config.relative_eps = dampings[i % 3][1];
-        config.degree = config.method == TCH_ROOT_NEWTON ? (int32_t)(i / 48 % 3) : 0;
-        config.exact_residual = 1;
-        test_variation v = {.n = n, .batch_rank = 1, .batch = {2}, .matrices = 2, .out = LAYOUT_ROW_GAPS};
-        name_root("every root", n, dtype, root, &config);
-        check_roots(*state, &v, usual_condition(dtype), dtype, root, &config);
-    }
-}
-
-/* Without a config there is no damping, and a well-conditioned matrix needs none. */
-TEST(defaults_work)
-{
-    tch_context *context = *state;
-    const tch_root_config defaults = TCH_ROOT_CONFIG_INIT;
-    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
-    for (int d = 0; d < 2; d++) {
-        test_variation v = {.n = 40, .batch_rank = 1, .batch = {3}, .matrices = 3};
-        name_root("defaults", 40, dtypes[d], 4, &defaults);
-        root_call c = make_call(context, &v, 50.0, dtypes[d]);
-        CHECK_OK(tch_inverse_root(context, &c.a->tensor, 4, NULL, &c.out->tensor, NULL, NULL));
-        double *x = test_tensor_read_written(c.out, "out");
-        for (int b = 0; b < 3; b++) {
-            check_error(test_known_of(&v, b, 50.0, dtypes[d]), 4, &defaults, x + b * 1600, dtypes[d]);
-        }
-    }
 }
 
 /* A previous root is kept if the new one is not good enough. Here the spectrum is unknown, and its small end is below
