@@ -84,9 +84,14 @@ tch_status tchi_cuda_readback_wait(void *state, void *handle, const void **data)
 
 /* --- the second stream ------------------------------------------------------------------------------------------- */
 
+/* Of the highest priority: what is sent must not wait for computation that has been launched earlier. */
 static tch_status open_side(tchi_cuda_state *s)
 {
-    TCHI_CUDA_TRY(tchi_cuda_ensure_stream(&s->side), "a second stream");
+    int least, greatest;
+    if (s->side == NULL) {
+        TCHI_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+        TCHI_CUDA_TRY(cudaStreamCreateWithPriority(&s->side, cudaStreamNonBlocking, greatest), "a second stream");
+    }
     return tchi_cuda_check(tchi_cuda_ensure_event(&s->forked), "cudaEventCreate");
 }
 
