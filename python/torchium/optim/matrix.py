@@ -459,10 +459,9 @@ class MatrixOptimizer(SecondOrder):
                 for name, value in self.state.get(p, {}).items()
                 if name != _STEP
             }
-            for part in group.gather(mine, to) or ():
-                for name, value in part.items():
-                    i, _, name = name.partition("/")
-                    found[shared[int(i)]][name] = value
+            for _, label, value in group.gather(mine, to):
+                i, _, name = label.partition("/")
+                found[shared[int(i)]][name] = value
         return found
 
     # --- reports

@@ -22,7 +22,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchium import linalg
 from torchium.optim._shared.group import Group
 from torchium.optim._shared.sharding import local_tensor, wrap_like
@@ -594,6 +597,45 @@ def consolidates(size, folder):
         goes_on(f"{name} in one process", name, saved["parameters"], saved["optimizer"], plain)
 
 
+class Peak(TorchDispatchMode):
+    """Counts the most bytes at a time of the tensors that are made inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self._made = 0, {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        found = function(*args, **kwargs or {})
+        for storage in (t.untyped_storage() for t in tree_leaves(found) if isinstance(t, torch.Tensor)):
+            if storage._cdata not in before:
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
+        self.bytes = max(self.bytes, sum(size for _, size in self._made.values()))
+        return found
+
+
+def consolidates_in_one_place(size):
+    """Only the rank that gets the state has memory for it: the others for messages."""
+    wrong = []
+    for name, (way, (place, more)) in itertools.product(("Shampoo", "Muon", "AdamW"), layouts(size).items()):
+        parameters = [torch.nn.Parameter(place(torch.zeros(2048, 512)))]
+        larger = {"max_preconditioner_dim": 256} if name == "Shampoo" else {}
+        optimizer = getattr(optim, name)(parameters, **OPTIONS[name] | larger | more)
+        parameters[0].grad = place(torch.ones(2048, 512))
+        optimizer.step()
+        with mock.patch("torchium.optim._shared.group._BUFFER", 1 << 18), Peak() as peak:
+            optimizer.consolidate_state_dict(to=0)
+        most = 1 << 20
+        if dist.get_rank() == 0:  # the whole, and tensors that arrive
+            state = optimizer.state_dict()["state"][0].values()
+            most += sum(value.nbytes for value in state) + 2 * parameters[0].numel() * 4
+            assert not any(isinstance(value, DTensor) for value in state)
+        if peak.bytes > most:
+            wrong.append(f"{name} of {way}: {peak.bytes}, at most {most}")
+    assert not wrong, wrong
+
+
 def refuses_to_save(name, optimizer):
     """Elementwise state is complete on every rank."""
     try:
@@ -730,6 +772,7 @@ CASES = [
             flattened,
             save,
             consolidates,
+            consolidates_in_one_place,
             failures_travel,
             whole_by_checkpoint,
             missing_in_a_whole_state,

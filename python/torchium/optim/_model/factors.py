@@ -280,8 +280,10 @@ class Factors:
                 for name, saved in mine.items()
                 for key, value in saved.items()
             }
-            every = group.gather(flat, to)
-            if every is not None:
+            every: list[dict[str, torch.Tensor]] = [{} for _ in group.ranks]
+            for rank, label, value in group.gather(flat, to):
+                every[rank][label] = value
+            if group.is_at(to):
                 layers = [_by_layer(part) for part in every]
                 mine = {name: _merged([part[name] for part in layers], averaged) for name in mine}
         return None if self.groups() and not self.groups()[0].is_at(to) else mine

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .flat import flat_of, whole_shape
-from .sharding import is_sharded, whole_tensor
+from .sharding import is_sharded, local_tensor, whole_tensor
 from .tiles import Tiled, TileShape, rows_of, shape_of
 
 __all__ = ["asked_by_checkpoint", "consolidate", "in_tiles", "is_divided", "to_be_loaded"]
@@ -76,18 +76,40 @@ def _tiles_of(engines: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor, Mappi
 
 def consolidate(engines: Iterable[Any], state: Mapping[Any, State], to: int | None) -> dict[Any, State]:
     """The state of all parameters in host memory on rank `to` of the world, nothing on the others; None: on every rank.
-    A collective."""
-    found: dict[Any, State] = {p: _on_host(values) for p, values in state.items()}
-    for engine, parameter, tiles in _tiles_of(engines):
-        mine = {name: value for name, value in found[parameter].items() if _TILE.match(name)}
-        every = engine.group.gather(mine, to)
-        if every is not None:
-            found[parameter] = _put_together(found[parameter], every, tiles, whole_shape(parameter))
-    for group, p in [(engine.group, p) for engine in engines for p in engine.parameters if flat_of(p)]:
-        mine = {name: value for name, value in state.get(p, {}).items() if name in _LIKE_PARAMETER}
-        every = group.gather(mine, to) or []  # ranges of the moments
-        found[p] |= {name: torch.cat([part[name] for part in every]).reshape(whole_shape(p)) for name in mine if every}
-    return found if to is None or _is_here(to) else {}
+    A collective: the others need memory for messages only, and that rank for the tensor that arrives."""
+    wanted, groups = to is None or _is_here(to), [engine for engine in engines if engine.group is not None]
+    shared = {id(p) for engine in groups for p in engine.parameters}
+    found: dict[Any, State] = {}
+    for p, values in state.items():
+        if wanted or (id(p) not in shared and any(map(is_sharded, values.values()))):
+            found[p] = _on_host(p, values, id(p) in shared)
+    for engine in groups:
+        _bring(engine, state, found, to)
+    return {p: dict(sorted(values.items(), key=_place_of)) for p, values in found.items()} if wanted else {}
+
+
+def _bring(engine: Any, state: Mapping[Any, State], found: dict[Any, State], to: int | None) -> None:
+    """Fills in what the ranks have parts of."""
+    tiles, parts = engine.tiles(), {}
+    for i, p in enumerate(engine.parameters):
+        rows = rows_of(tiles.get(i, {}))
+        if _COUNTS in found.get(p, ()) and rows:
+            failures = found[p][_COUNTS].new_zeros(sum(row.stop - row.start for row in rows.values()))
+            found[p][_COUNTS] = torch.cat([found[p][_COUNTS], failures])
+        for name, value in state.get(p, {}).items():
+            if _travels(p, name, value) and _writes(engine.group, value):
+                parts[f"{i}/{name}"] = local_tensor(value)
+    for rank, label, value in engine.group.gather(parts, to):
+        i, _, name = label.partition("/")
+        p = engine.parameters[int(i)]
+        like = state[p].get(name)
+        if _TILE.match(name):
+            _put_tile(found[p], name, value, tiles[int(i)], whole_shape(p))
+        elif is_sharded(like):
+            for start, size, offset in _written(engine.group.placement_of(like), rank):
+                found[p][name][_box(start, size)] = value[_box(offset, size)]
+        else:
+            found[p][name].view(-1)[slice(*flat_of(p).ranges[rank])] = value
 
 
 def _is_here(to: int) -> bool:
@@ -96,34 +118,58 @@ def _is_here(to: int) -> bool:
     return not dist.is_initialized() or dist.get_rank() == to
 
 
-def _on_host(values: State) -> State:
-    return {
-        name: whole_tensor(value).to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
-        for name, value in values.items()
-    }
+def _box(start: Iterable[int], size: Iterable[int]) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
 
 
-def _put_together(own: State, every: Iterable[State], tiles: Mapping[int, TileShape], shape: torch.Size) -> State:
-    """One process' state: what every rank has, and what the ranks have of each tile."""
-    whole = {name: value for name, value in own.items() if not _TILE.match(name)}
-    numbered: State = {}
-    rows = rows_of(tiles)
-    if _COUNTS in whole:
-        more = sum(tile.factors for tile in tiles.values())
-        whole[_COUNTS] = torch.cat([whole[_COUNTS], whole[_COUNTS].new_zeros(more)])
-    for name, value in sorted(item for part in every for item in part.items()):
-        what, number = _TILE.match(name).groups()
-        tile = tiles[int(number)]
-        if what == "failures":
-            whole[_COUNTS][rows[int(number)]] = value
-        elif _is_whole(what, tile):
-            part = tile.of(what)
-            whole.setdefault(what, torch.zeros(part.dims, dtype=value.dtype, device="cpu"))[part.at] = value
-        else:
-            numbered[name] = value
-    for what in {name.partition(".")[0] for part in every for name in part} & whole.keys() - {_COUNTS}:
-        whole[what] = whole[what].reshape(shape_of(what, shape))
-    return whole | numbered
+def _travels(parameter: torch.Tensor, name: str, value: Any) -> bool:
+    """Whether ranks have parts of this state."""
+    flat = flat_of(parameter) is not None and name in _LIKE_PARAMETER
+    return isinstance(value, torch.Tensor) and (flat or is_sharded(value) or bool(_TILE.match(name)))
+
+
+def _written(placement: Any, rank: int) -> list[tuple[Any, ...]]:
+    """The rectangles of a rank that no rank before has: (start, size, offset) each."""
+    first: dict[Any, int] = {}
+    for owner, start, size, _ in placement[1]:
+        first.setdefault((start, size), owner)
+    return [rest for owner, *rest in placement[1] if owner == rank and first[rest[0], rest[1]] == rank]
+
+
+def _writes(group: Any, value: Any) -> bool:
+    return not is_sharded(value) or bool(_written(group.placement_of(value), group.rank))
+
+
+def _on_host(parameter: torch.Tensor, values: State, shared: bool) -> State:
+    """What this rank has of the whole, and memory for what travels to it."""
+    found: State = {}
+    for name, value in values.items():
+        if not shared or not _travels(parameter, name, value):
+            tensor = isinstance(value, torch.Tensor)
+            found[name] = whole_tensor(value).to("cpu", copy=True) if tensor else value
+        elif not _TILE.match(name):
+            shape = value.shape if is_sharded(value) else whole_shape(parameter)
+            found[name] = torch.empty(shape, dtype=value.dtype, device="cpu")
+    return found
+
+
+def _put_tile(whole: State, name: str, value: torch.Tensor, tiles: Mapping[int, TileShape], shape: Any) -> None:
+    what, number = _TILE.match(name).groups()
+    tile = tiles[int(number)]
+    if what == "failures":
+        whole[_COUNTS][rows_of(tiles)[int(number)]] = value
+    elif _is_whole(what, tile):
+        part = tile.of(what)
+        if what not in whole:
+            whole[what] = torch.zeros(shape_of(what, shape), dtype=value.dtype, device="cpu")
+        whole[what].view(part.dims)[part.at] = value
+    else:
+        whole[name] = value
+
+
+def _place_of(item: tuple[str, Any]) -> tuple[bool, str]:
+    """Whole tensors before tiles."""
+    return bool(_TILE.match(item[0])), item[0]
 
 
 def in_tiles(engines: Iterable[Any], state: Mapping[Any, State]) -> dict[Any, State]:

@@ -30,6 +30,8 @@ _TYPES = {
     )
 }
 _LENGTH = 8  # bytes of the header's length
+_LABEL = 128  # about those of its entry for a tensor
+_BUFFER = 1 << 26  # bytes of the messages of all ranks, where state is brought together
 _NONE, _REFUSED = 2**31 - 1, -(2**31)
 # The process groups made here, by ranks and type of device: one serves all optimizers until PyTorch destroys it.
 _MADE: weakref.WeakValueDictionary[tuple[tuple[int, ...], str], Any] = weakref.WeakValueDictionary()
@@ -177,26 +179,67 @@ class Group:
         """Whether this process has that global rank."""
         return self.ranks[self.rank] == rank
 
-    def gather(self, tensors: Mapping[str, torch.Tensor], to: int | None) -> list[dict[str, torch.Tensor]] | None:
-        """The tensors of every rank, in host memory on rank `to` of the world, None on the others; to=None: on all."""
+    def gather(self, tensors: Mapping[str, torch.Tensor], to: int | None) -> Iterator[tuple[int, str, torch.Tensor]]:
+        """The tensors of every rank, by its number in the group and their names, in host memory on rank `to` of the
+        world, nothing on the others; to=None: on all. They travel in messages of a limited size."""
         if to is not None and (not isinstance(to, int) or to not in self.ranks):
             raise ValueError(f"to is {shown(to)}, expected one of the ranks that share the state: {list(self.ranks)}")
-        mine = pack(tensors).to(self.device)
+        messages, begun = _messages(tensors, max(_BUFFER // self.size, 1 << 16)), dict[tuple[int, str], _Arriving]()
+        while (every := self._gather_messages(next(messages, None), to)) is not None:
+            for k, data in enumerate(every):
+                for label, piece in unpack(data, self.ranks[k]).items() if data.numel() else ():
+                    name, shape = label.rsplit("|", 1)
+                    arriving = begun.setdefault((k, name), _Arriving(piece.dtype, json.loads(shape)))
+                    if arriving.take(piece):
+                        yield k, name, begun.pop((k, name)).whole
+
+    def _gather_messages(self, mine: torch.Tensor | None, to: int | None) -> list[torch.Tensor] | None:
+        """The next message of every rank where they are wanted, else none; None after the last."""
+        mine = torch.empty(0, dtype=torch.uint8) if mine is None else mine
         sizes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         self._dist.all_gather(list(sizes.chunk(self.size)), sizes.new_tensor([mine.numel()]), group=self._process_group)
-        padded = mine.new_zeros(max(int(sizes.max()), mine.numel()))
+        longest = int(sizes.max())
+        if longest == 0:
+            return None
+        padded = torch.empty(longest, dtype=torch.uint8, device=self.device)
         padded[: mine.numel()] = mine
         every = [torch.empty_like(padded) for _ in self.ranks] if to is None or self.is_at(to) else None
         if to is None:
             self._dist.all_gather(every, padded, group=self._process_group)
         else:
             self._dist.gather(padded, every, dst=to, group=self._process_group)
-        if every is None:
-            return None
-        return [
-            unpack(part[: max(size, 0)].cpu(), rank)
-            for part, size, rank in zip(every, sizes.tolist(), self.ranks, strict=True)
-        ]
+        return [part[:size].cpu() for part, size in zip(every or (), sizes.tolist(), strict=bool(every))]
+
+
+class _Arriving:
+    """A tensor of which some elements have arrived."""
+
+    def __init__(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        self.whole = torch.empty(*map(_length, shape), dtype=dtype, device="cpu")
+        self._count = 0
+
+    def take(self, piece: torch.Tensor) -> bool:
+        """Takes the next elements; whether that is all."""
+        self.whole.view(-1)[self._count : self._count + piece.numel()] = piece
+        self._count += piece.numel()
+        return self._count == self.whole.numel()
+
+
+def _messages(tensors: Mapping[str, torch.Tensor], room: int) -> Iterator[torch.Tensor]:
+    """The tensors, packed in pieces of about `room` bytes."""
+    pieces: dict[str, torch.Tensor] = {}
+    left = room
+    for name, tensor in tensors.items():
+        label, flat, at = f"{name}|{json.dumps([*tensor.shape])}", tensor.detach().reshape(-1), 0
+        while at < flat.numel() or at == 0:
+            count = max(left // flat.itemsize, 1)
+            pieces[label] = flat[at : at + count]
+            at, left = at + count, left - count * flat.itemsize - _LABEL
+            if left <= 0:
+                yield pack(pieces)
+                pieces, left = {}, room
+    if pieces:
+        yield pack(pieces)
 
 
 @contextlib.contextmanager
