@@ -150,14 +150,14 @@ static double rounded_operands(const grad_case *c, bool gram)
     return tch_dtype_equal(c->dtype, TCH_FLOAT32) ? 4.0 * 0x1p-11 : gram && is_half(c->dtype) ? 2.0 * 0x1p-11 : 0.0;
 }
 
-static void check_near(const char *what, int64_t index, double got, double expected, double bound)
+TEST_REFERENCE static void check_near(const char *what, int64_t index, double got, double expected, double bound)
 {
     CHECK(fabs(got - expected) <= bound, "%s: element %lld is %.17g, expected %.17g, off by %.3g > %.3g", what,
           (long long)index, got, expected, fabs(got - expected), bound);
 }
 
 /* An element of a gradient. */
-static double element_bound(const trial *t, double magnitude)
+TEST_REFERENCE static double element_bound(const trial *t, double magnitude)
 {
     const grad_reference *r = t->reference;
     return (double)(r->positions + (is_matrix(t->c) ? 8 : 16 + r->features)) * t->u * magnitude;
@@ -211,7 +211,7 @@ static void check_kept(const test_tensor *out, const double *before)
 /* --- samples ----------------------------------------------------------------------------------------------------- */
 
 /* The weights' part of all gradients, or the bias's. */
-static void check_elements(const trial *t, const test_tensor *out, bool bias)
+TEST_REFERENCE static void check_elements(const trial *t, const test_tensor *out, bool bias)
 {
     const grad_reference *r = t->reference;
     int64_t size = bias ? r->biases : r->weights;
@@ -250,8 +250,8 @@ static double positions_length(const trial *t)
 
 /* Elements [from, to) of gradient i times those of y, whose magnitudes are `sizes`; adds to *each the propagated
  * rounding errors of the gradient and, with `off_y`, of y. */
-static double products(const trial *t, int64_t i, int64_t from, int64_t to, const double *y, const double *sizes,
-                       bool off_y, double *magnitude, double *each)
+TEST_REFERENCE static double products(const trial *t, int64_t i, int64_t from, int64_t to, const double *y,
+                                      const double *sizes, bool off_y, double *magnitude, double *each)
 {
     const grad_reference *r = t->reference;
     int64_t at = i * (r->weights + r->biases);
@@ -269,7 +269,8 @@ static double products(const trial *t, int64_t i, int64_t from, int64_t to, cons
 }
 
 /* <gradient i, gradient j> over the parts, and its error bound, as an element of `gram` or as a norm. */
-static double inner(const trial *t, int32_t parts, int64_t i, int64_t j, const test_tensor *gram, double *bound)
+TEST_REFERENCE static double inner(const trial *t, int32_t parts, int64_t i, int64_t j, const test_tensor *gram,
+                                   double *bound)
 {
     const grad_reference *r = t->reference;
     int64_t all = r->weights + r->biases;
@@ -285,7 +286,8 @@ static double inner(const trial *t, int32_t parts, int64_t i, int64_t j, const t
 }
 
 /* With `products`, each followed at the same distance by its error bound; a matrix is symmetric. */
-static void compare_products(const char *what, const double *products, int32_t times, const test_tensor *out)
+TEST_REFERENCE static void compare_products(const char *what, const double *products, int32_t times,
+                                            const test_tensor *out)
 {
     int64_t n = out->tensor.ndim == 2 ? out->shape[0] : 0;
     double *got = test_tensor_read_written(out, what);
@@ -407,8 +409,8 @@ static void check_dots(trial *t, tch_dtype dtype, bool with_weight, bool with_bi
 /* --- weighted sums ----------------------------------------------------------------------------------------------- */
 
 /* w NULL: all ones. `before` is the initial `out`, unused if beta is 0. */
-static void check_sum_of(const trial *t, const test_tensor *out, bool bias, const double *before, double beta,
-                         const double *w)
+TEST_REFERENCE static void check_sum_of(const trial *t, const test_tensor *out, bool bias, const double *before,
+                                        double beta, const double *w)
 {
     const grad_reference *r = t->reference;
     double length = (double)(r->samples * (r->positions + 1)) + 8;
