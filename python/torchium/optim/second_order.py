@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchium._functions.ops import is_hollow
+
 from ._engine.matrices import Role
 from ._engine.placement import Group, labels_of
 from ._model.choose import reasons_of
 from ._shared.flat import find_flats, whole_shape
+from ._shared.sharding import is_sharded
 from .base import TorchiumOptimizer, outside
 from .options import keep_lr, shown
 
@@ -64,6 +67,7 @@ class SecondOrder(TorchiumOptimizer):
                 keep_lr(param_group)
         super().add_param_group(param_group)
         self._warn_of_vocabulary(len(self.param_groups) - 1)
+        self._warn_of_zeros(len(self.param_groups) - 1)
 
     def _unwrap_names(self, group: Group) -> None:
         super()._unwrap_names(group)
@@ -122,6 +126,22 @@ class SecondOrder(TorchiumOptimizer):
                 f"{who}: {label!r} is {shape[0]} by {shape[1]}, the size of a vocabulary, and gets "
                 f"{who} like every matrix. Embeddings and output layers usually train better with AdamW: give the "
                 f"model itself, {who}(model, ...), or put them into a group with use_adamw=True",
+                UserWarning,
+                stacklevel=outside(),
+            )
+
+    def _warn_of_zeros(self, index: int) -> None:
+        """Warns of matrices that constant_norm never moves."""
+        group = self.param_groups[index]
+        if not group.get("constant_norm"):
+            return
+        elementwise = self._elementwise(group, index)
+        for position, (p, alone) in enumerate(zip(group["params"], elementwise, strict=True)):
+            if alone or p.ndim < 2 or p.is_meta or is_sharded(p) or is_hollow(p) or p.detach().any():
+                continue
+            warnings.warn(
+                f"{type(self).__name__}: {labels_of(self.param_groups)[index][position]!r} is zero, and constant_norm "
+                "keeps it zero: put it into a group with use_adamw=True or constant_norm=False",
                 UserWarning,
                 stacklevel=outside(),
             )

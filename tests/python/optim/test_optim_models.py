@@ -236,6 +236,19 @@ def test_groups_that_cannot_be(group, error, message):
 # --- the warning
 
 
+@pytest.mark.parametrize("cls", [torchium.optim.Muon, torchium.optim.SOAP])
+def test_matrices_that_keep_a_norm_of_zero_are_noticed(cls):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    for layer in (model[1], model[2]):
+        torch.nn.init.zeros_(layer.weight)
+    with pytest.warns(UserWarning, match=r"'1\.weight' is zero, and constant_norm keeps it zero") as seen:
+        cls(model, constant_norm=True)
+    assert len(seen) == 1  # the output layer gets AdamW
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cls(model)
+
+
 def test_a_vocabulary_among_parameters_is_noticed_once():
     model = nn.ModuleDict({"wte": nn.Embedding(10_001, 8), "body": nn.Linear(8, 8), "head": nn.Linear(8, 10_001)})
     with pytest.warns(UserWarning, match=r"Muon: 'wte\.weight' is 10001 by 8.*Muon\(model, \.\.\.\)") as caught:
