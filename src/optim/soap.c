@@ -300,8 +300,9 @@ static tch_status apply_run(const soap_run *r, const tch_blocks *direction)
     }
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction->matrices.data, NULL);
     const int64_t rows = r->run.block_batch->size[0];
+    const int64_t cols = r->run.block_batch->elements / rows;
     for (int64_t i = 0; i < update.count && !r->run.block_batch->direction; i++) {
-        o->rects[i].factor = step_factor(config, (double)rows, (double)(r->run.block_batch->elements / rows));
+        o->rects[i].factor = step_factor(config, (double)rows, (double)cols);
     }
     return t->update->apply(o->context->state, &update, scale, o->target_norms, o->norms, 0,
                             (tch_decay)config->weight_decay_type);

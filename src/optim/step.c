@@ -136,7 +136,7 @@ static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *grad
     int64_t used = 0;
     for (int32_t i = 0; i < o->params.count; i++) {
         now->gradients[i] = (tchi_gradient){0};
-        if (!now->refuses && gradients[i] != NULL) {
+        if (!now->refuses && gradients != NULL && gradients[i] != NULL) {
             TCHI_TRY(lay_out(o, tchi_param_at(o, i), gradients[i], &used, &now->gradients[i]));
         }
     }
