@@ -1,11 +1,12 @@
 /* Sums of shifted inverses on the CPU: X = sum of w (A + s I)^(-1), vs one Cholesky inversion in float64 per pole.
- * Results are in guarded, poisoned memory with gaps between columns. tests/linalg/roots has difficult spectra, batches
- * and matrices that are not finite, in inverse roots by these sums. */
+ * Results are in guarded, poisoned memory with gaps between columns. tests/linalg/roots has difficult spectra and
+ * batches in inverse roots by these sums. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "backends/cpu/runtime/flush_subnormals.h"
+#include "backends/cpu/spectral/eigh/eigh.h"
 #include "backends/cpu/spectral/shifted_inverse/shifted_inverse.h"
 #include "solver_test.h"
 #include "support/linalg/reference.h"
@@ -26,11 +27,12 @@ typedef struct precision {
     double unit;
     tch_dtype dtype;
     const tchi_cpu_shifted_inverse_solver *solver;
+    const tchi_cpu_eigh_solver *eigh;
 } precision;
 
 static const precision precisions[] = {
-    {"float32", FLT_EPSILON / 2, {TCH_FLOAT, 32, 1}, &tchi_cpu_shifted_inverse_f32},
-    {"float64", DBL_EPSILON / 2, {TCH_FLOAT, 64, 1}, &tchi_cpu_shifted_inverse_f64},
+    {"float32", FLT_EPSILON / 2, {TCH_FLOAT, 32, 1}, &tchi_cpu_shifted_inverse_f32, &tchi_cpu_eigh_f32},
+    {"float64", DBL_EPSILON / 2, {TCH_FLOAT, 64, 1}, &tchi_cpu_shifted_inverse_f64, &tchi_cpu_eigh_f64},
 };
 enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
@@ -227,6 +229,27 @@ TEST(the_first_pole_without_a_factor_is_named)
             p.poles = 2;
             compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], n, 10));
         }
+    }
+}
+
+/* By the eigensolver, too; the tests of public functions do not get there, since matrices are inspected first. */
+TEST(matrices_that_are_not_finite_are_refused)
+{
+    static const int64_t sizes[] = {1, 2, 30, 80, 200};
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < TEST_COUNT(sizes) * 3 * PRECISIONS; i++) {
+        const int64_t n = sizes[i / 3 / PRECISIONS];
+        const precision *kind = &precisions[i % PRECISIONS];
+        problem p = make_problem(kind, n, 3, 10);
+        double *x = square(n);
+        p.a[n - 1] = p.a[(n - 1) * n] = bad[i / PRECISIONS % 3];
+        test_case("%s, n = %lld, %g", kind->name, (long long)n, p.a[n - 1]);
+        CHECK(solve(kind, &p, x) == -1, "it was taken");
+        char *a = place(kind, n, n, p.a);
+        void *w = make_poisoned((size_t)n * element_bytes(kind));
+        void *scratch = make_scratch(kind->eigh->scratch_bytes(n));
+        const int status = kind->eigh->solve(blas, n, a + GUARD * element_bytes(kind), n, w, scratch);
+        CHECK(status == TCHI_EIGH_NOT_FINITE, "the eigensolver gave %d", status);
     }
 }
 
