@@ -41,6 +41,27 @@ def handle(device, params, kind="adamw", **config):
     return optimizer
 
 
+@pytest.mark.parametrize(
+    ("config", "error", "word"),
+    [
+        ({"kind": "adamw", "learning_rate": 0.1}, TypeError, "learning_rate"),
+        ({"lr": 0.1}, TypeError, "kind"),
+        ({"kind": "adam"}, ValueError, "kind"),
+        ({"kind": "adamw", "lr": "fast"}, TypeError, "lr"),
+        ({"kind": "adamw", "lr": -1.0}, ValueError, "lr"),
+        ({"kind": "adamw", "amsgrad": 2}, ValueError, "amsgrad"),
+        ({"kind": "muon", "muon.ns_coefficients": (1.0,)}, ValueError, "muon.ns_coefficients"),
+        ({"kind": "shampoo", "shampoo.grafting": "Adam"}, ValueError, "grafting"),
+        ({"kind": "sgd", "memory.seed": -1}, ValueError, "seed"),
+        ([], TypeError, "config"),
+    ],
+)
+def test_configurations_are_refused_by_name(config, error, word):
+    optimizer = _C.Optimizer("cpu")
+    with pytest.raises(error, match=word):
+        optimizer.add_group(config, [], [], [])
+
+
 def test_arguments_of_the_handle():
     p = parameters("cpu", 2)
     optimizer = handle("cpu", p)

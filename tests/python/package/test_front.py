@@ -75,6 +75,11 @@ def test_memory_report_of_pools():
         torchium.memory_report(device="cuda:1000")
 
 
+def test_stats_of_pools_are_flat_floats():
+    assert {type(value) for value in torchium.stats().values()} == {float}
+    assert "cpu/allocated" in torchium.stats()
+
+
 @pytest.mark.parametrize("function", [torchium.memory_report, torchium.stats])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD([torch.zeros(1)], lr=0.1), "sgd", 3])
 def test_reports_refuse_other_optimizers(function, optimizer):
@@ -241,6 +246,11 @@ def test_doctor_tries_a_kernel(report, tmp_path, monkeypatch):
     found = doctor._examine_kernels(report)
     assert "TORCHIUM_CXX" in found["cpu"] and "others may write to" in found["cache"]
     assert report["problems"] == []
+
+
+def test_doctor_tells_what_is_wrong(report):
+    doctor._problem(report, "the moon is full", "wait")
+    assert "1.            the moon is full. Wait." in __main__.text_of(report)
 
 
 def test_doctor_sees_that_versions_differ(report):
