@@ -183,17 +183,6 @@ def test_time_in_the_library_is_counted_and_is_less_than_that_of_the_call():
     _C.synchronize("cpu")
 
 
-def test_threads_setting():
-    before = _C.get_num_threads()
-    try:
-        _C.set_num_threads(1)
-        assert _C.get_num_threads() == 1
-        with pytest.raises(ValueError, match="count is 0"):
-            _C.set_num_threads(0)
-    finally:
-        _C.set_num_threads(before)
-
-
 def test_the_stub_tells_the_truth():
     """_C.pyi has exactly the module's names, and the names of its arguments."""
     stub = ast.parse(Path(_C.__file__).with_name("_C.pyi").read_text())
