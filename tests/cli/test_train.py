@@ -324,6 +324,7 @@ class Data(Case):
         self.assertEqual((summary["columns"], summary["classes"]), (4, 3))
         self.assertEqual((summary["train_rows"], summary["test_rows"]), (240, 60))
         self.assertGreater(summary["runs"][0]["test_accuracy"], 0.9)
+        self.assert_refused(1, ["--data", self.write("one.csv", "a,k\n1,x\n2,x\n3,x\n")], "same label")
 
     @unittest.skipUnless(os.path.exists("/dev/stdin"), "needs /dev/stdin")
     def test_standard_input_is_read_where_it_is_a_file(self):
@@ -666,9 +667,11 @@ class Usage(Case):
             (["--lr", "fast"], "--lr must be numbers", "'fast'"),
             (["--lr", "muon=0.1"], "'muon'", "not among"),
             (["--lr", "adamw="], "'adamw='"),
+            (["--hidden", ",".join(17 * ["8"])], "16"),
             (["--activation", "rel"], "did you mean 'relu'"),
             (["--task", "autoencoder"], "did you mean 'autoencode'"),
             (["--task", "autoencode", "--optimizer", "adamw,kfac"], "--optimizer kfac needs --task classify"),
+            (["--schedule", "cosin"], "did you mean 'cosine'"),
             (["--steps", "5", "--epochs", "2"], "not both"),
             (["--steps", "0"], "--steps must be"),
             (["--batch", "many"], "--batch must be", "'many'"),

@@ -49,6 +49,22 @@ WITH_COMPILER(what_the_compiler_says)
     assert_int_equal(fake.loads, fake.unloads);
 }
 
+WITH_COMPILER(what_a_kernel_knows)
+{
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    tch_kernel_parameter parameter;
+    fake.parameter_count = 2;
+    fake.parameters[1] = fake_number(TCH_PARAMETER_INT, 4);
+    fake.max_threads = 512;
+    tch_kernel *kernel = fake_kernel(*state, "space::f<1>");
+    CHECK_OK(tch_kernel_get_info(kernel, &info));
+    CHECK(info.parameters == 2 && info.max_threads == 512, "the info is not the backend's");
+    CHECK_OK(tch_kernel_get_parameter(kernel, 1, &parameter));
+    CHECK(parameter.what == TCH_PARAMETER_INT && parameter.size == 4, "parameter 1 is another");
+    assert_string_equal(tch_kernel_name(kernel), "space::f<1>");
+    tch_kernel_destroy(kernel);
+}
+
 /* --- rounding --------------------------------------------------------------------------------------------------- */
 
 /* The value of 16 bits with `fraction` bits of fraction, by definition. */

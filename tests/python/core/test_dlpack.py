@@ -398,12 +398,6 @@ def test_outputs_of_torch(torch, device):
         _C.matmul(a, a, torch.zeros(3, dtype=torch.float64, device=device).expand(3, 3))
 
 
-def test_libraries_mix(torch):
-    a, b, out = torch.randn(3, 4, dtype=torch.float64), random_array(4, 2), torch.empty(3, 2, dtype=torch.float64)
-    _C.matmul(a, b, out)
-    close(out.numpy(), a.numpy() @ b)
-
-
 def test_importing_may_change_what_was_borrowed(torch):
     """A producer that frees another argument's memory during the call."""
     a = torch.randn(3, 3, dtype=torch.float64)

@@ -241,9 +241,7 @@ def test_uses_that_are_refused_by_name(cls, model, shape, error, words):
 
 
 OPTIONS = [
-    *[({"damping": x}, "damping") for x in (0.0, -1.0, math.nan)],
-    ({"factor_decay": 1.5}, "factor_decay"),
-    ({"kl_clip": -1.0}, "kl_clip"),
+    ({"damping": 0.0}, "damping"),
     ({"compute_method": "newton"}, "compute_method"),
     ({"sharing": "all"}, "sharing"),
     ({"fisher": "true"}, "fisher must be one of"),
