@@ -65,6 +65,7 @@ def arguments():
     parser.add_argument("--seeds", type=lambda words: list(map(int, words.split(","))), default=[0])
     parser.add_argument("--rest", type=float, default=6e-3, help="learning rate of what AdamW trains")
     parser.add_argument("--optimizers", type=lambda words: list(map(parsed, words.split(","))), required=True)
+    parser.add_argument("--initial", type=float, default=1.0, help="factor of the matrices' initial weights")
     parser.add_argument("--bfloat16", action="store_true", help="parameters; ours take master_weights=True")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="do not compile the model; on the CPU it never is")
@@ -91,12 +92,14 @@ def main():
             course = of_text(size, corpus, device, seed, compiled, head)
         else:
             course = images.course(args.size, device, seed, compiled, head)
+        course.scale_matrices(args.initial)
         if args.bfloat16:
             course.use_bfloat16()
         for schedule, warm_up in itertools.product(args.schedule, args.warm_up):
             course.schedule = {"schedule": schedule, "warm_up": warm_up}
             setting = {"size": args.size, "batch": batch, "head": head, "seed": seed} | course.schedule
             setting |= {"bfloat16": True} if args.bfloat16 else {}
+            setting |= {"initial": args.initial} if args.initial != 1.0 else {}
             found["settings"].append(setting | {"runs": []})
             print(setting, flush=True)
             for row in rows_of(course, args):

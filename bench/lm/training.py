@@ -87,6 +87,11 @@ class Course:
             p.data = p.data.bfloat16()
         self.first = {name: value.clone() for name, value in self.model.state_dict().items()}
 
+    def scale_matrices(self, factor):
+        for p in self.model.matrices():
+            p.data *= factor
+        self.first = {name: value.clone() for name, value in self.model.state_dict().items()}
+
     def loss(self, batch):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.compiled(*batch)
