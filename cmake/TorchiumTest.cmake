@@ -163,6 +163,7 @@ function(torchium_test_library source)
     add_library(${target} MODULE "${support_folder}/${source}.c")
     torchium_compile_options(${target})
     target_compile_options(${target} PRIVATE -Wno-missing-prototypes) # another library's names, found by dlsym
+    target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
     target_link_options(${target} PRIVATE "-Wl,-soname,${arg_NAME}")
     set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME "${arg_NAME}" SUFFIX ""
         LIBRARY_OUTPUT_DIRECTORY "${test_modules}/${arg_FOLDER}")

@@ -96,6 +96,12 @@ TEST(nccl_wants_a_gpu)
     assert_int_equal(tch_comm_create_nccl(context, NULL, 0, 1, &comm), TCH_ERR_INVALID_ARGUMENT);
     assert_int_equal(tch_comm_create_nccl(context, id, 0, 1, NULL), TCH_ERR_INVALID_ARGUMENT);
     assert_int_equal(tch_comm_nccl_id(NULL), TCH_ERR_INVALID_ARGUMENT);
+    for (int i = 0; i < 3; i++) {
+        tch_comm_nccl_config config = TCH_COMM_NCCL_CONFIG_INIT;
+        config.timeout_s = (const double[]){-1.0, NAN, INFINITY}[i];
+        assert_int_equal(tch_comm_create_nccl_with(context, id, 0, 1, &config, &comm), TCH_ERR_INVALID_ARGUMENT);
+        CHECK(strstr(tch_last_error(), "timeout_s") != NULL, "%s", tch_last_error());
+    }
     assert_null(comm);
     tch_context_destroy(context);
 }

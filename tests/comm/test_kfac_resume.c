@@ -1,9 +1,8 @@
 /* Sharded KFAC, interrupted and resumed on other numbers of ranks: with the same samples on all of them, gradients are
  * bitwise those of one uninterrupted process, and each refresh result has one owner. Ranks are threads of a fake group.
- * Also rejected resumes: the checkpoint of another model, one that a rank cannot read, or an incomplete one. */
+ * Also rejected resumes: a checkpoint that a rank cannot read, or an incomplete one. */
 #include "support/comm/pretend_group.h"
 #include "support/comm/shared_kfac.h"
-#include "support/fakes/counting_allocator.h"
 #include "support/files.h"
 #include "support/testing.h"
 
@@ -16,11 +15,9 @@ typedef struct training {
     tch_kfac_config config;
     int32_t ranks; /* 0: one process without a group */
     int32_t first, steps;
-    const char *from, *to;             /* paths; NULL: start from scratch, save nothing */
-    const char *other_path;            /* opened by the last rank instead of `from`, or NULL */
-    int32_t layers;                    /* reduced number, or 0 */
-    void (*change)(tch_kfac_layer *l); /* difference of this model, or NULL */
-    int32_t apart;                     /* 1: rank r has r more batches than the first, and different ones */
+    const char *from, *to;  /* paths; NULL: start from scratch, save nothing */
+    const char *other_path; /* opened by the last rank instead of `from`, or NULL */
+    int32_t apart;          /* 1: rank r has r more batches than the first, and different ones */
     double *gradients[MOST_RANKS];
     tch_status status[MOST_RANKS];
     char message[MOST_RANKS][512];
@@ -77,11 +74,8 @@ static tch_kfac *make_kfac(const training *r, tch_context *context, tch_comm *co
     tch_kfac *kfac = NULL;
     tch_kfac_layer layers[KFAC_LAYERS];
     shared_kfac_describe(layers);
-    if (r->change != NULL) {
-        r->change(layers);
-    }
     assert_int_equal(tch_kfac_create(context, &r->config, &(tch_optim_setup){sizeof(tch_optim_setup), .comm = comm},
-                                     r->layers > 0 ? r->layers : KFAC_LAYERS, layers, &kfac),
+                                     KFAC_LAYERS, layers, &kfac),
                      TCH_OK);
     return kfac;
 }
@@ -290,76 +284,6 @@ static void expect_all(const training *r, tch_status status, const char *words)
     }
 }
 
-static void rename_one(tch_kfac_layer *layers)
-{
-    layers[3].name = "another";
-}
-
-static void widen_one(tch_kfac_layer *layers)
-{
-    layers[4].inputs++;
-}
-
-TEST_IN_FOLDER(another_model)
-{
-    static const struct {
-        void (*change)(tch_kfac_layer *layers);
-        int32_t layers;
-        tch_status status;
-        const char *words;
-    } cases[] = {
-        {rename_one, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'kfac/another/input_factor'"},
-        {widen_one, 0, TCH_ERR_SHAPE, "'kfac/layer4/input_factor' is F"},
-        {NULL, KFAC_LAYERS - 1, TCH_ERR_SHAPE, "kfac/counts"},
-    };
-    const char *path = test_path(INDEX);
-    tch_kfac_config config = config_of(TCH_KFAC_EIGEN, TCH_FLOAT64);
-    save_by(2, &config, path, 1);
-    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
-        test_case("case %d", (int)i);
-        training r = training_of(&config, 3);
-        r.from = path;
-        r.change = cases[i].change;
-        r.layers = cases[i].layers;
-        run_ranks(&r);
-        expect_all(&r, cases[i].status, cases[i].words);
-    }
-    config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT64);
-    training r = training_of(&config, 3);
-    r.from = path;
-    run_ranks(&r);
-    expect_all(&r, TCH_ERR_INVALID_ARGUMENT, "method");
-}
-
-/* A tensor under the prefix that this model lacks, even if its name resembles that of a row of counts. */
-TEST_IN_FOLDER(more_than_this_model)
-{
-    static const char *const names[] = {"kfac/stray", "kfac/counts[0:1/input_factor", "kfac/countless"};
-    tch_context *context = NULL;
-    int32_t number = 1;
-    tch_tensor stray = tch_tensor_view(&number, TCH_INT32, 0, NULL);
-    const char *path = test_path("kfac.safetensors");
-    tch_kfac_config config = config_of(TCH_KFAC_INVERSE, TCH_FLOAT32);
-    training r = training_of(&config, 0);
-    CHECK_OK(tch_context_create("cpu", &context));
-    tch_kfac *kfac = make_kfac(&r, context, NULL);
-    for (size_t i = 0; i < TEST_COUNT(names); i++) {
-        tch_checkpoint_writer *writer = NULL;
-        test_case("%s", names[i]);
-        CHECK_OK(tch_checkpoint_writer_create(&writer));
-        CHECK_OK(tch_kfac_save(kfac, writer, "kfac"));
-        CHECK_OK(tch_checkpoint_writer_add(writer, names[i], &stray));
-        CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
-        tch_checkpoint_writer_destroy(writer);
-        r = training_of(&config, 2);
-        r.from = path;
-        run_ranks(&r);
-        expect_all(&r, TCH_ERR_INVALID_ARGUMENT, "has 29 tensors of layers under 'kfac/', expected 28");
-    }
-    tch_kfac_destroy(kfac);
-    tch_context_destroy(context);
-}
-
 TEST_IN_FOLDER(different_checkpoints)
 {
     const char *const paths[] = {test_path("early.safetensors"), test_path("late.safetensors")};
@@ -414,55 +338,4 @@ TEST_IN_FOLDER(damaged_files)
     }
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------ */
-
-typedef struct two_ranks {
-    pretend_group group;
-    tch_context *contexts[2];
-    tch_kfac *kfac[2];
-    const char *path;
-    bool loads;
-    tch_status status[2];
-} two_ranks;
-
-static void save_or_load(tch_comm *comm, int32_t rank, void *user)
-{
-    two_ranks *t = user;
-    t->status[rank] =
-        t->loads ? load_kfac(t->kfac[rank], t->path) : save_kfac(t->kfac[rank], t->contexts[rank], comm, t->path);
-}
-
-/* Save and load; if one rank fails, both get an error. */
-static tch_status save_or_load_on_both(void *user)
-{
-    two_ranks *t = user;
-    pretend_run(&t->group, save_or_load, t);
-    CHECK((t->status[0] == TCH_OK) == (t->status[1] == TCH_OK), "%s and %s", tch_status_name(t->status[0]),
-          tch_status_name(t->status[1]));
-    return t->status[0];
-}
-
-TEST_IN_FOLDER(no_memory)
-{
-    two_ranks *t = test_alloc(sizeof *t);
-    tch_kfac_config config = config_of(TCH_KFAC_EKFAC, TCH_FLOAT32);
-    training r = training_of(&config, 2);
-    t->path = test_path(INDEX);
-    save_by(2, &config, t->path, 1);
-    pretend_open(&t->group, 2);
-    for (int32_t i = 0; i < 2; i++) {
-        CHECK_OK(tch_context_create("cpu", &t->contexts[i]));
-        t->kfac[i] = make_kfac(&r, t->contexts[i], pretend_comm(&t->group, i));
-    }
-    t->loads = false;
-    test_fail_each_allocation("save", save_or_load_on_both, NULL, t);
-    t->loads = true;
-    test_fail_each_allocation("load", save_or_load_on_both, NULL, t);
-    for (int32_t i = 0; i < 2; i++) {
-        tch_kfac_destroy(t->kfac[i]);
-        tch_context_destroy(t->contexts[i]);
-    }
-    pretend_close(&t->group);
-}
-
-TEST_MAIN(test_counting_install, test_counting_remove)
+TEST_MAIN(NULL, test_release)

@@ -166,27 +166,4 @@ TEST(wrong_calls)
     }
 }
 
-/* A rank dies at each collective of the first steps, or its transport fails there: every other rank gets an error that
- * names the group and the operation. */
-TEST(rank_that_dies)
-{
-    for (int64_t call = 1; call <= 8; call++) {
-        for (int gone = 0; gone < 2; gone++) {
-            test_case("collective %lld, %s", (long long)call, gone ? "gone" : "failing");
-            pretend_group group;
-            pretend_open(&group, 3);
-            group.timeout_s = 0.3;
-            group.ranks[1].fails_at = gone ? 0 : call;
-            group.ranks[1].gone_at = gone ? call : 0;
-            tch_optim_config c = shared_config(TCH_OPTIM_MUON);
-            shared_training t = shared_training_of(*state, &c, TCH_FLOAT32);
-            t.group = &group;
-            t.place = placed_by_rows;
-            pretend_run(&group, shared_train, &t);
-            check_all(&t, 3, TCH_ERR_COMM, "of 'pretended', rank ");
-            pretend_close(&group);
-        }
-    }
-}
-
 TEST_MAIN(shared_open, shared_close)

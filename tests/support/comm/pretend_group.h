@@ -1,5 +1,5 @@
-/* A process group whose ranks are threads: collectives over shared memory. Ranks can be late, fail at a given
- * collective, or be lost, like a killed process; the others then time out. */
+/* A process group whose ranks are threads: collectives over shared memory. Ranks can be late, or
+ * lost at a given collective, like a killed process; the others then time out. */
 #ifndef TORCHIUM_TESTS_PRETEND_GROUP_H
 #define TORCHIUM_TESTS_PRETEND_GROUP_H
 
@@ -18,8 +18,7 @@ typedef struct pretend_rank {
     int32_t rank;
     tch_comm *comm;       /* created on first use, destroyed by pretend_close */
     int64_t calls;        /* collectives so far */
-    int64_t fails_at;     /* the failing call, counted from 1; 0: none */
-    int64_t gone_at;      /* the call that never comes: the rank's function returns an error */
+    int64_t gone_at;      /* the call that never comes, counted from 1: the rank's function returns an error; 0: none */
     tch_context *context; /* whose memory is transferred; NULL for the CPU */
     const void *send;
     const tch_comm_counts *counts;

@@ -30,7 +30,8 @@ shared_training shared_training_of(const placed_numbers *numbers, const tch_opti
                              .wrong_rank = -1,
                              .lacking_rank = -1,
                              .other_rank = -1,
-                             .blind_rank = -1};
+                             .blind_rank = -1,
+                             .poor_rank = -1};
 }
 
 tch_optim_config shared_config(tch_optim_kind kind)
@@ -77,29 +78,15 @@ static tch_status take_step(const shared_training *t, placed_model *m, tch_conte
             values[0] = NAN;
         }
         placed_move(context, m->gradient[i], values, true);
-        bool lacks = (i == t->missing && step == 2) || (rank == t->lacking_rank && step == 1 && i == 1);
+        bool lacks = (i == t->missing && step == 2) || (rank == t->lacking_rank && step == 1 && i == 1) ||
+                     (t->late && step == 0 && i == 1);
         bool wrong = rank == t->wrong_rank && step == 1 && i == 1;
         gradients[i] = lacks ? NULL : m->gradient[wrong ? 2 : i];
     }
-    return step_with_scale(context, optimizer, gradients, scale);
-}
-
-static void sum_momentum(tch_context *context, tch_optimizer *optimizer, double *sums)
-{
-    for (int32_t i = 0; i < tch_optimizer_state_count(optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        assert_int_equal(tch_optimizer_get_state(optimizer, i, &s), TCH_OK);
-        size_t length = strlen(s.name);
-        if (length > 15 && strcmp(s.name + length - 15, "momentum_buffer") == 0) {
-            int64_t count = tch_tensor_numel(s.tensor);
-            double *values = test_alloc((size_t)(count + 1) * sizeof *values);
-            placed_move(context, s.tensor, values, false);
-            for (int64_t k = 0; k < count; k++) {
-                sums[s.parameter] += values[k] * values[k];
-            }
-            test_drop(values);
-        }
-    }
+    tch_context_set_workspace_limit(context, rank == t->poor_rank && step == 1 ? 1 : 0);
+    tch_status status = step_with_scale(context, optimizer, gradients, scale);
+    tch_context_set_workspace_limit(context, 0);
+    return status;
 }
 
 /* Writes the results after the last step. */
@@ -109,9 +96,6 @@ static void look_at(shared_training *t, const placed_model *m, tch_context *cont
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
     if (t->end != NULL) {
         placed_read(m, context, t->end);
-    }
-    if (t->momentum != NULL) {
-        sum_momentum(context, optimizer, t->momentum[rank]);
     }
     if (optimizer != NULL && tch_optimizer_get_memory(optimizer, &memory) == TCH_OK) {
         t->state_bytes[rank] = memory.state;
@@ -194,15 +178,31 @@ void shared_open_model(placed_model *m, const shared_training *t, tch_context *c
     placed_open(m, &config, context, rank, ranks);
 }
 
-static tch_status train(const shared_training *t, placed_model *m, tch_context *context, tch_comm *comm, int32_t rank,
+/* Returns the first error, with its message. */
+static tch_status take_steps(shared_training *t, placed_model *m, tch_context *context, tch_optimizer *optimizer,
+                             int32_t rank)
+{
+    tch_status first = TCH_OK;
+    for (int32_t s = t->first; s < t->first + t->steps && (first == TCH_OK || t->goes_on); s++) {
+        tch_status status = (t->skipped >> s & 1) != 0 ? TCH_OK : take_step(t, m, context, optimizer, rank, s);
+        t->taken[rank] += status == TCH_OK;
+        if (status != TCH_OK && first == TCH_OK) {
+            first = status;
+            snprintf(t->messages[rank], sizeof t->messages[rank], "%s", tch_last_error());
+        }
+    }
+    return first;
+}
+
+static tch_status train(shared_training *t, placed_model *m, tch_context *context, tch_comm *comm, int32_t rank,
                         tch_optimizer *optimizer)
 {
     tch_status status = t->from == NULL ? TCH_OK : shared_load(t, m, context, optimizer, rank);
     if (status == TCH_OK && t->from == NULL && t->failures > 0) {
         status = spoil(optimizer, t->failures);
     }
-    for (int32_t s = t->first; s < t->first + t->steps && status == TCH_OK; s++) {
-        status = take_step(t, m, context, optimizer, rank, s);
+    if (status == TCH_OK) {
+        status = take_steps(t, m, context, optimizer, rank);
     }
     return status != TCH_OK || t->to == NULL ? status : shared_save(t, m, context, comm, optimizer);
 }
@@ -213,6 +213,8 @@ void shared_train(tch_comm *comm, int32_t rank, void *training)
     tch_context *context = NULL;
     tch_optimizer *optimizer = NULL;
     placed_model *m = test_alloc(sizeof *m);
+    t->taken[rank] = 0;
+    t->messages[rank][0] = '\0';
     assert_int_equal(tch_context_create(test_device(), &context), TCH_OK);
     if (t->group != NULL) {
         pretend_use(t->group, rank, context);
@@ -223,7 +225,9 @@ void shared_train(tch_comm *comm, int32_t rank, void *training)
         SHARED_PARAMETERS, m->entries, &optimizer);
     status = status != TCH_OK ? status : train(t, m, context, comm, rank, optimizer);
     t->statuses[rank] = status;
-    snprintf(t->messages[rank], sizeof t->messages[rank], "%s", status == TCH_OK ? "" : tch_last_error());
+    if (status != TCH_OK && t->messages[rank][0] == '\0') {
+        snprintf(t->messages[rank], sizeof t->messages[rank], "%s", tch_last_error());
+    }
     look_at(t, m, context, optimizer, rank);
     tch_optimizer_destroy(optimizer);
     placed_close(m);

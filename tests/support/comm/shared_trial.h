@@ -25,12 +25,16 @@ typedef struct shared_training {
     tch_status statuses[PRETEND_MOST];
     char messages[PRETEND_MOST][256];
     int64_t state_bytes[PRETEND_MOST];
-    double (*momentum)[SHARED_PARAMETERS]; /* of each rank: sums of squares of the memory outside its shards, or NULL */
-    int32_t bad_rank, bad_step;            /* a NaN in the gradients of this rank at this step; -1 for none */
-    int32_t wrong_rank;                    /* has a gradient of another shape at step 1; -1 for none */
-    int32_t lacking_rank;                  /* has no gradient where others have one, at step 1; -1 for none */
-    int32_t other_rank;                    /* has a different model; -1 for none */
-    int32_t blind_rank;                    /* fails to open the checkpoint; -1 for none */
+    int32_t bad_rank, bad_step;  /* a NaN in the gradients of this rank at this step; -1 for none */
+    int32_t wrong_rank;          /* has a gradient of another shape at step 1; -1 for none */
+    int32_t lacking_rank;        /* has no gradient where others have one, at step 1; -1 for none */
+    int32_t other_rank;          /* has a different model; -1 for none */
+    int32_t blind_rank;          /* fails to open the checkpoint; -1 for none */
+    int32_t poor_rank;           /* has no workspace at step 1; -1 for none */
+    bool late;                   /* no rank has a gradient of parameter 1 at step 0 */
+    bool goes_on;                /* after errors of steps; the first one is kept */
+    uint32_t skipped;            /* steps, as bits */
+    int32_t taken[PRETEND_MOST]; /* steps without an error */
 } shared_training;
 
 /* Replicated, with one gradient missing and no faults. */
