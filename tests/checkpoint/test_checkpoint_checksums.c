@@ -142,7 +142,6 @@ static void write_content(content *c, const char *path, int32_t checksums)
     CHECK_OK(tch_checkpoint_writer_set_text(writer, "text", c->text));
     CHECK_OK(strstr(path, ".index.json") != NULL ? tch_checkpoint_writer_save_sharded(writer, NULL, NULL, path)
                                                  : tch_checkpoint_writer_save(writer, NULL, path));
-    tch_checkpoint_writer_destroy(writer);
 }
 
 /* By view, by copy, or into a layout that needs a buffer. */
@@ -283,8 +282,6 @@ TEST(the_tensor_is_named)
     CHECK_OK(tch_checkpoint_view(checkpoint, "second", &view));
     test_check_refused(tch_checkpoint_verify(checkpoint, "third"), TCH_ERR_INVALID_ARGUMENT, "name");
     test_check_refused(tch_checkpoint_verify(NULL, NULL), TCH_ERR_INVALID_ARGUMENT, "checkpoint");
-    tch_checkpoint_close(checkpoint);
-    tch_checkpoint_writer_destroy(writer);
 }
 
 /* --- with and without -------------------------------------------------------------------------------------------- */
@@ -294,7 +291,6 @@ static void check_has(const char *path, int32_t expected)
     tch_checkpoint *checkpoint = test_checkpoint_open(path);
     CHECK(tch_checkpoint_has_checksums(checkpoint) == expected, "expected %d", expected);
     CHECK_OK(tch_checkpoint_verify(checkpoint, NULL));
-    tch_checkpoint_close(checkpoint);
 }
 
 TEST(files_say_whether_they_have_them)
@@ -312,7 +308,6 @@ TEST(files_say_whether_they_have_them)
     check_has(path, 1);
     test_check_refused(tch_checkpoint_writer_set_checksums(writer, 2), TCH_ERR_INVALID_ARGUMENT, "checksums");
     test_check_refused(tch_checkpoint_writer_set_checksums(NULL, 1), TCH_ERR_INVALID_ARGUMENT, "writer");
-    tch_checkpoint_writer_destroy(writer);
     test_safetensors_write(path, "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", -1, 4);
     check_has(path, 0);
     CHECK(tch_checkpoint_has_checksums(NULL) == 0, "nothing has checksums");
@@ -473,7 +468,6 @@ TEST(exchanged_places_are_seen)
     tch_checkpoint *checkpoint = test_checkpoint_open(path);
     check_differs(tch_checkpoint_read(checkpoint, NULL, "a", &out), path, "\"a\"");
     check_differs(tch_checkpoint_read(checkpoint, NULL, "b", &out), path, "\"b\"");
-    tch_checkpoint_close(checkpoint);
 }
 
 TEST_MAIN(test_folder_make, test_folder_remove)

@@ -206,8 +206,7 @@ TEST(unusual_files_open)
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         test_case("%s", files[i].header);
         test_safetensors_write(path, files[i].header, -1, files[i].data_bytes);
-        tch_checkpoint *checkpoint = test_checkpoint_open(path);
-        tch_checkpoint_close(checkpoint);
+        (void)test_checkpoint_open(path);
     }
 }
 
@@ -254,7 +253,6 @@ TEST(foreign_tensors_are_listed)
     CHECK_OK(tch_checkpoint_read(checkpoint, NULL, "o", &out));
     memcpy(bytes, &value, 4);
     assert_memory_equal(bytes, ((const unsigned char[]){18, 19, 20, 21}), 4);
-    tch_checkpoint_close(checkpoint);
 }
 
 /* A file truncated while open: reading fails without crashing the process. */
@@ -269,7 +267,6 @@ TEST(cutting_an_open_file)
     CHECK(truncate(path, 40) == 0, "the test cannot cut its file");
     tch_status status = tch_checkpoint_read(checkpoint, NULL, "a", &out);
     CHECK(status == TCH_ERR_IO && strstr(tch_last_error(), "cut short") != NULL, "gave %s", tch_status_name(status));
-    tch_checkpoint_close(checkpoint);
 }
 
 TEST_MAIN(test_folder_make, test_folder_remove)

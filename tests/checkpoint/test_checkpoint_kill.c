@@ -76,6 +76,7 @@ static _Noreturn void save_until_killed(saver save, tch_checkpoint_writer *write
 /* The version in the file; fails the test unless all of it is consistent. */
 static int64_t version_of(const char *path)
 {
+    size_t mark = test_mark();
     int64_t version = -1;
     tch_checkpoint *checkpoint = test_checkpoint_open(path);
     CHECK_OK(tch_checkpoint_integer(checkpoint, "version", &version));
@@ -88,7 +89,7 @@ static int64_t version_of(const char *path)
                   (long long)values[i][j], (long long)version);
         }
     }
-    tch_checkpoint_close(checkpoint);
+    test_release_since(mark);
     return version;
 }
 

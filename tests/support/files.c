@@ -120,23 +120,34 @@ void test_safetensors_write(const char *path, const char *header, int64_t length
 
 /* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
+static void destroy_writer(void *writer)
+{
+    tch_checkpoint_writer_destroy(writer);
+}
+
+static void close_checkpoint(void *checkpoint)
+{
+    tch_checkpoint_close(checkpoint);
+}
+
 tch_checkpoint_writer *test_checkpoint_writer(void)
 {
     tch_checkpoint_writer *writer = NULL;
     CHECK_OK(tch_checkpoint_writer_create(&writer));
+    test_own(writer, destroy_writer);
     return writer;
 }
 
 void test_checkpoint_save(tch_checkpoint_writer *writer, tch_context *context, const char *path)
 {
     CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
-    tch_checkpoint_writer_destroy(writer);
 }
 
 tch_checkpoint *test_checkpoint_open(const char *path)
 {
     tch_checkpoint *checkpoint = NULL;
     CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    test_own(checkpoint, close_checkpoint);
     return checkpoint;
 }
 
@@ -168,6 +179,7 @@ static void copy_tensors(const tch_checkpoint *from, tch_checkpoint_writer *to, 
 
 void test_checkpoint_set_text(const char *from, const char *to, const char *key, const char *text)
 {
+    size_t mark = test_mark();
     tch_checkpoint *file = test_checkpoint_open(from);
     tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK(tch_checkpoint_text(file, key) != NULL, "%s has no setting %s to change", from, key);
@@ -177,13 +189,14 @@ void test_checkpoint_set_text(const char *from, const char *to, const char *key,
         CHECK_OK(tch_checkpoint_writer_set_text(writer, key, text));
     }
     test_checkpoint_save(writer, NULL, to);
-    tch_checkpoint_close(file);
+    test_release_since(mark);
 }
 
 void test_checkpoint_set_element(const char *from, const char *to, const char *tensor, int64_t index,
                                  const void *element)
 {
     tch_tensor other;
+    size_t mark = test_mark();
     tch_checkpoint *file = test_checkpoint_open(from);
     tch_checkpoint_writer *writer = test_checkpoint_writer();
     CHECK_OK(tch_checkpoint_view(file, tensor, &other));
@@ -197,6 +210,5 @@ void test_checkpoint_set_element(const char *from, const char *to, const char *t
     copy_settings(file, writer, NULL);
     copy_tensors(file, writer, tensor, &other);
     test_checkpoint_save(writer, NULL, to);
-    tch_checkpoint_close(file);
-    test_drop(elements);
+    test_release_since(mark);
 }

@@ -34,7 +34,7 @@ char *test_file_read(const char *path, int64_t *count);
  * unless it is -1. */
 void test_safetensors_write(const char *path, const char *header, int64_t length, int64_t data_bytes);
 
-/* An empty writer; and the file of a writer, which is destroyed after saving. */
+/* An empty writer and an open checkpoint, released after the test; and the file of a writer. */
 tch_checkpoint_writer *test_checkpoint_writer(void);
 void test_checkpoint_save(tch_checkpoint_writer *writer, tch_context *context, const char *path);
 
