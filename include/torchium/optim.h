@@ -401,6 +401,11 @@ typedef struct tch_optim_memory {
 TCH_API tch_status tch_optim_forecast(tch_context *context, const tch_optim_config *config, int32_t count,
                                       const tch_parameter *parameters, tch_optim_memory *memory);
 
+/* The same of this rank's part, with a group and placements; no collective. */
+TCH_API tch_status tch_optim_forecast_with(tch_context *context, const tch_optim_config *config,
+                                           const tch_optim_setup *setup, int32_t count, const tch_parameter *parameters,
+                                           tch_optim_memory *memory);
+
 /* The memory this optimizer uses. */
 TCH_API tch_status tch_optimizer_get_memory(tch_optimizer *optimizer, tch_optim_memory *memory);
 

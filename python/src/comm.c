@@ -48,7 +48,7 @@ static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *s
 
 /* --- the group --------------------------------------------------------------------------------------------------- */
 
-int py_comm_open(PyObject *given, py_session *self)
+int py_comm_create(PyObject *given, void *user, tch_comm **comm)
 {
     static const tch_comm_ops ops = {sizeof ops, all_gather, all_to_all, reduce_max, NULL, NULL, NULL};
     tch_comm_config config = TCH_COMM_CONFIG_INIT;
@@ -67,15 +67,20 @@ int py_comm_open(PyObject *given, py_session *self)
         return -1;
     }
     config.rank = (int32_t)rank;
-    config.size = self->ranks = (int32_t)size;
+    config.size = (int32_t)size;
     config.ops = &ops;
-    config.user = self;
-    tch_status status = tch_comm_create(&config, &self->comm);
-    if (status != TCH_OK) {
-        py_fail(status);
+    config.user = user;
+    tch_status status = tch_comm_create(&config, comm);
+    return status == TCH_OK ? 0 : (py_fail(status), -1);
+}
+
+int py_comm_open(PyObject *given, py_session *self)
+{
+    if (py_comm_create(given, self, &self->comm) < 0) {
         return -1;
     }
-    self->collective = Py_NewRef(collective);
+    self->ranks = tch_comm_size(self->comm);
+    self->collective = Py_NewRef(PyTuple_GetItem(given, 3));
     return 0;
 }
 

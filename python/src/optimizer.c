@@ -378,8 +378,8 @@ static int read_parameter(PyObject *item, py_place *place, tch_parameter *parame
                : 0;
 }
 
-static PyObject *forecast_memory(tch_device device, const tch_optim_config *config, PyObject *list, py_place *places,
-                                 tch_parameter *parameters)
+static PyObject *forecast_memory(tch_device device, const tch_optim_config *config, const tch_optim_setup *setup,
+                                 PyObject *list, py_place *places, tch_parameter *parameters)
 {
     Py_ssize_t count = PyTuple_Size(list);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -393,7 +393,7 @@ static PyObject *forecast_memory(tch_device device, const tch_optim_config *conf
         return NULL;
     }
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
-    tch_status status = tch_optim_forecast(place->context, config, (int32_t)count, parameters, &memory);
+    tch_status status = tch_optim_forecast_with(place->context, config, setup, (int32_t)count, parameters, &memory);
     PyObject *result = status == TCH_OK ? describe_memory(&memory) : py_fail(status);
     py_context_return(place);
     return result;
@@ -401,7 +401,7 @@ static PyObject *forecast_memory(tch_device device, const tch_optim_config *conf
 
 static PyObject *optim_forecast(PY_ARGUMENTS)
 {
-    PY_TAKE("optim_forecast", 3, "device", "config", "parameters");
+    PY_TAKE("optim_forecast", 3, "device", "config", "parameters", "group", "placements");
     tch_device device;
     tch_optim_config config;
     if (py_take_device(v[0], "device", &device) < 0 || py_optim_config(v[1], &config) < 0) {
@@ -414,9 +414,20 @@ static PyObject *optim_forecast(PY_ARGUMENTS)
     size_t room = (size_t)PyTuple_Size(list) + 1;
     py_place *places = PyMem_Calloc(room, sizeof *places);
     tch_parameter *parameters = PyMem_Calloc(room, sizeof *parameters);
-    PyObject *result = places == NULL || parameters == NULL
-                           ? PyErr_NoMemory()
-                           : forecast_memory(device, &config, list, places, parameters);
+    tch_optim_setup setup = TCH_OPTIM_SETUP_INIT;
+    tch_placement *placements = NULL;
+    PyObject *result = NULL;
+    if (places == NULL || parameters == NULL) {
+        PyErr_NoMemory();
+    } else if (v[3] == NULL || v[3] == Py_None) {
+        result = forecast_memory(device, &config, &setup, list, places, parameters);
+    } else if (py_comm_create(v[3], NULL, &setup.comm) == 0 &&
+               (v[4] == NULL || v[4] == Py_None || (placements = py_placements(v[4], PyTuple_Size(list))) != NULL)) {
+        setup.placements = placements;
+        result = forecast_memory(device, &config, &setup, list, places, parameters);
+    }
+    tch_comm_destroy(setup.comm);
+    PyMem_Free(placements);
     PyMem_Free(places);
     PyMem_Free(parameters);
     Py_DECREF(list);

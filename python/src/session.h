@@ -82,6 +82,9 @@ int py_session_fail(py_session *self, tch_status status);
 /* Joins the group (name, rank, size, collective), usually over torch.distributed. 0, or -1 with an exception set. */
 int py_comm_open(PyObject *given, py_session *self);
 
+/* The group alone, for a forecast, which calls no collective. */
+int py_comm_create(PyObject *given, void *user, tch_comm **comm);
+
 /* Placements of parameters from a tuple of None (replicated) and (shape, shards), each shard (rank, start, size,
  * offset). One allocation, which the caller frees with PyMem_Free. NULL with an exception set. */
 tch_placement *py_placements(PyObject *list, Py_ssize_t count);

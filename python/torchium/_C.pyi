@@ -218,9 +218,13 @@ def grad_natural_weights(
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
 def optim_forecast(
-    device: str, config: dict[str, Any], parameters: list[tuple[Sequence[int], str, Role]]
+    device: str,
+    config: dict[str, Any],
+    parameters: list[tuple[Sequence[int], str, Role]],
+    group: tuple[Any, ...] | None = None,
+    placements: tuple[Any, ...] | None = None,
 ) -> dict[str, int]:
-    """Memory of an optimizer for parameters given as (shape, dtype, role)."""
+    """Memory of an optimizer for parameters given as (shape, dtype, role); with a group, of this rank's part."""
 
 def same_items(a: list[Any], b: list[Any]) -> bool:
     """Whether two lists contain the same objects."""

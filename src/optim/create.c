@@ -579,6 +579,15 @@ static tch_status begin_optimizer(tch_context *context, const tch_optim_config *
     return status;
 }
 
+tch_optim_setup tchi_setup_of(const tch_optim_setup *setup, int32_t count, const tch_parameter *parameters)
+{
+    tch_optim_setup with = setup == NULL ? (tch_optim_setup)TCH_OPTIM_SETUP_INIT : *setup;
+    if (tch_comm_size(with.comm) == 1 && first_parted(count, parameters, with.placements) == count) {
+        with.comm = NULL;
+    }
+    return with;
+}
+
 tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config, const tch_optim_setup *setup,
                                 int32_t count, const tch_parameter *parameters, tch_optimizer **optimizer)
 {
@@ -588,10 +597,7 @@ tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *co
     }
     *optimizer = NULL;
     TCHI_TRY(tchi_check_setup("tch_optimizer_create", setup));
-    tch_optim_setup with = setup == NULL ? (tch_optim_setup)TCH_OPTIM_SETUP_INIT : *setup;
-    if (tch_comm_size(with.comm) == 1 && first_parted(count, parameters, with.placements) == count) {
-        with.comm = NULL;
-    }
+    tch_optim_setup with = tchi_setup_of(setup, count, parameters);
     tch_optimizer *o = NULL;
     tch_status begun = begin_optimizer(context, config, with.comm, count, parameters, with.allocator, &o);
     if (begun != TCH_OK) {

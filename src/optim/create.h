@@ -4,6 +4,9 @@
 
 #include "optimizer.h"
 
+/* The setup with its defaults, without a group of one rank that holds everything. */
+tch_optim_setup tchi_setup_of(const tch_optim_setup *setup, int32_t count, const tch_parameter *parameters);
+
 /* Validates configuration and parameters; the tensors' memory only if `with_data`. */
 tch_status tchi_optim_check(const tch_context *context, const char *function, const tch_optim_config *config,
                             int32_t count, const tch_parameter *parameters, bool with_data);

@@ -8,6 +8,7 @@
 
 #include "create.h"
 #include "refresh.h"
+#include "shared/shared.h"
 
 /* Workspace for one factor of a factor batch: the maximum of the matrix-product method and its eigen fallback. */
 static tch_status one_refresh(const tch_optimizer *o, const tchi_factor_batch *f, int64_t *bytes)
@@ -112,13 +113,14 @@ static tch_status fill_memory(const tch_optimizer *o, int64_t scratch, tch_optim
     return TCH_OK;
 }
 
-static tch_status forecast(tch_optimizer *o, const tch_optim_config *config, int32_t count,
+static tch_status forecast(tch_optimizer *o, const tch_optim_config *config, const tch_optim_setup *with, int32_t count,
                            const tch_parameter *parameters, tch_optim_memory *memory)
 {
     tchi_arena state = {0};
     tchi_arena beside = {0};
     tchi_arena scratch = {0};
-    TCHI_TRY(tchi_optim_plan(o, config, count, parameters, NULL, false));
+    TCHI_TRY(with->comm == NULL ? TCH_OK : tchi_shared_open(o, with->comm));
+    TCHI_TRY(tchi_optim_plan(o, config, count, parameters, with->placements, false));
     TCHI_TRY(tchi_layout_state(o, 0, &state, &beside, false));
     o->state_bytes = state.used;
     tchi_layout_chunks(o, &scratch);
@@ -130,12 +132,20 @@ static tch_status forecast(tch_optimizer *o, const tch_optim_config *config, int
 tch_status tch_optim_forecast(tch_context *context, const tch_optim_config *config, int32_t count,
                               const tch_parameter *parameters, tch_optim_memory *memory)
 {
+    return tch_optim_forecast_with(context, config, NULL, count, parameters, memory);
+}
+
+tch_status tch_optim_forecast_with(tch_context *context, const tch_optim_config *config, const tch_optim_setup *setup,
+                                   int32_t count, const tch_parameter *parameters, tch_optim_memory *memory)
+{
     TCHI_ENTER_FOR(context, "tch_optim_forecast", update);
     TCHI_TRY(check_memory("tch_optim_forecast", memory));
+    TCHI_TRY(tchi_check_setup("tch_optim_forecast", setup));
     TCHI_TRY(tchi_optim_check(context, "tch_optim_forecast", config, count, parameters, false));
+    tch_optim_setup with = tchi_setup_of(setup, count, parameters);
     tch_optimizer o;
     tchi_optim_prepare(&o, context, config, NULL);
-    tch_status status = forecast(&o, config, count, parameters, memory);
+    tch_status status = forecast(&o, config, &with, count, parameters, memory);
     tchi_optim_empty(&o);
     return status;
 }

@@ -35,7 +35,9 @@ from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, device_o
 from ._shared.agreement import BEGIN, STEP, TAKE, Sharing
 from ._shared.consolidate import asked_by_checkpoint, consolidate, in_tiles, is_divided, to_be_loaded
 from ._shared.flat import fill_gradients, flat_of, whole_shape
+from ._shared.group import Group as SharedGroup
 from ._shared.group import meeting
+from ._shared.sharding import local_tensor
 from ._shared.tiles import untiled
 from .arguments import GROUPED_DEFAULTS
 from .options import Options, adamw_rate, begin_share, has_ratio, hint_for, keep_ratio, lr_for, plain, shown
@@ -413,6 +415,7 @@ class TorchiumOptimizer(Sharing):
         for arrival in newcomers:
             home = arrival.home
             if home not in engines:
+                self._home_of(arrival.parameters[0])
                 engines[home] = Engine(self.kind, home[0], self._shared_groups.get(home))
             first.setdefault(home, len(engines[home].parameters))
             self._join(engines[home], arrival, groups, labels[arrival.index])
@@ -431,7 +434,8 @@ class TorchiumOptimizer(Sharing):
                 saved = state.get(p)
                 if id(p) not in inside and (saved_state.has_state(saved) or wanted(p)):
                     generation = saved_state.generation_of(saved)
-                    found[fresh if generation is None else generation, index, self._home_of(p)].append(position)
+                    home = self._home_of(p, joins=False)
+                    found[fresh if generation is None else generation, index, home].append(position)
         return [
             Arrival(home, generation, index, positions, [groups[index]["params"][k] for k in positions])
             for (generation, index, home), positions in sorted(found.items(), key=lambda item: item[0][:2])
@@ -811,19 +815,22 @@ class TorchiumOptimizer(Sharing):
         return "\n".join([*textwrap.wrap(title, 118, max_lines=3), *rows])
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of state, scratch and refreshes; a forecast before the first step."""
+        """Bytes of state, scratch and refreshes on this rank; a forecast before the first step."""
         if self._engines:
             return MemoryReport((engine.memory() for engine in self._engines.values()), forecast=False)
         parts = []
         for arrival in self._arrivals({}, self.param_groups, self.state, is_trained):
             group = self.param_groups[arrival.index]
             roles = self._roles(self.param_groups, arrival.index)
+            device, ranks = arrival.home
+            shared = SharedGroup(None, ranks, device) if ranks else None
             parameters = [
-                (whole_shape(p), str(p.dtype).removeprefix("torch."), roles[k])
+                (local_tensor(p).shape if shared else whole_shape(p), str(p.dtype).removeprefix("torch."), roles[k])
                 for p, k in zip(arrival.parameters, arrival.positions, strict=True)
             ]
             config = self._config(group, lr_for(None, group["lr"])[0])
-            parts.append(_C.optim_forecast(device_of_forecast(arrival.home[0]), config, parameters))
+            divided = (shared.arguments(), tuple(map(shared.placement_of, arrival.parameters))) if shared else ()
+            parts.append(_C.optim_forecast(device_of_forecast(device), config, parameters, *divided))
         return MemoryReport(parts, forecast=True)
 
     def measure_update(self) -> None:

@@ -117,7 +117,6 @@ def message(header, data=b""):
     "sent",
     [
         b"",
-        b"short",
         pickle.dumps(Dangerous()),
         message(pickle.dumps(Dangerous())),
         message(b"[" * 100_000),
@@ -128,13 +127,10 @@ def message(header, data=b""):
         message([["a", "float32", [0, 2**63]]]),
         message([["a", "float32", [-1, -4]]], b"1234" * 4),
         message([["a", "float32", [True]]], b"1234"),
-        message([["a", "float32", [1.0]]], b"1234"),
         message([["a", "object", [1]]], b"1234"),
-        message([["a", ["int8"], [1]]], b"1"),
         message([[["a"], "int8", [1]]], b"1"),
         message([["a", "int8", [1]], ["a", "int8", [1]]], b"12"),
         message({"a": 1}),
-        message(3),
     ],
 )
 def test_bytes_that_are_refused(sent):

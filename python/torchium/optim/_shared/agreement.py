@@ -39,11 +39,12 @@ class Sharing(torch.optim.Optimizer):
             self._even_inputs = EvenInputs(self._process_group)
         self._even_inputs.check(type(self).__name__)
 
-    def _home_of(self, parameter: torch.Tensor) -> Home:
-        """DTensors belong to the ranks of their mesh; plain tensors are replicas only with a process group."""
+    def _home_of(self, parameter: torch.Tensor, joins: bool = True) -> Home:
+        """DTensors belong to the ranks of their mesh; plain tensors are replicas only with a process group. Joins the
+        group, which may be a collective."""
         ranks = ranks_of(parameter, self._process_group)
         home = parameter.device, ranks
-        if ranks and home not in self._shared_groups:
+        if ranks and joins and home not in self._shared_groups:
             self._shared_groups[home] = make_group(parameter, self._process_group, parameter.device)
         return home
 
