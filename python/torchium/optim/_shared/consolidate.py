@@ -85,28 +85,30 @@ def consolidate(engines: Iterable[Any], state: Mapping[Any, State], to: int | No
             found[p] = _on_host(p, values, id(p) in shared)
     for engine in groups:
         _bring(engine, state, found, to)
-    return {p: dict(sorted(values.items(), key=_place_of)) for p, values in found.items()} if wanted else {}
+    if not wanted:
+        return {}
+    return {p: {n: values[n] for n in sorted(values, key=lambda n: ("." in n, n))} for p, values in found.items()}
 
 
 def _bring(engine: Any, state: Mapping[Any, State], found: dict[Any, State], to: int | None) -> None:
     """Fills in what the ranks have parts of."""
-    tiles, parts = engine.tiles(), {}
+    tiles, parts, group = engine.tiles(), {}, engine.group
     for i, p in enumerate(engine.parameters):
         rows = rows_of(tiles.get(i, {}))
         if _COUNTS in found.get(p, ()) and rows:
             failures = found[p][_COUNTS].new_zeros(sum(row.stop - row.start for row in rows.values()))
             found[p][_COUNTS] = torch.cat([found[p][_COUNTS], failures])
         for name, value in state.get(p, {}).items():
-            if _travels(p, name, value) and _writes(engine.group, value):
+            if _travels(p, name, value) and (not is_sharded(value) or _written(group.placement_of(value), group.rank)):
                 parts[f"{i}/{name}"] = local_tensor(value)
-    for rank, label, value in engine.group.gather(parts, to):
+    for rank, label, value in group.gather(parts, to):
         i, _, name = label.partition("/")
         p = engine.parameters[int(i)]
         like = state[p].get(name)
         if _TILE.match(name):
             _put_tile(found[p], name, value, tiles[int(i)], whole_shape(p))
         elif is_sharded(like):
-            for start, size, offset in _written(engine.group.placement_of(like), rank):
+            for start, size, offset in _written(group.placement_of(like), rank):
                 found[p][name][_box(start, size)] = value[_box(offset, size)]
         else:
             found[p][name].view(-1)[slice(*flat_of(p).ranges[rank])] = value
@@ -136,10 +138,6 @@ def _written(placement: Any, rank: int) -> list[tuple[Any, ...]]:
     return [rest for owner, *rest in placement[1] if owner == rank and first[rest[0], rest[1]] == rank]
 
 
-def _writes(group: Any, value: Any) -> bool:
-    return not is_sharded(value) or bool(_written(group.placement_of(value), group.rank))
-
-
 def _on_host(parameter: torch.Tensor, values: State, shared: bool) -> State:
     """What this rank has of the whole, and memory for what travels to it."""
     found: State = {}
@@ -165,11 +163,6 @@ def _put_tile(whole: State, name: str, value: torch.Tensor, tiles: Mapping[int, 
         whole[what].view(part.dims)[part.at] = value
     else:
         whole[name] = value
-
-
-def _place_of(item: tuple[str, Any]) -> tuple[bool, str]:
-    """Whole tensors before tiles."""
-    return bool(_TILE.match(item[0])), item[0]
 
 
 def in_tiles(engines: Iterable[Any], state: Mapping[Any, State]) -> dict[Any, State]:
