@@ -24,7 +24,7 @@
 #include "emulator/cuda/cuda_runtime_api.h"
 
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
-enum { INT8 = 0, INT32 = 2, MAX = 2, MOST_RANKS = 8, LIMIT_S = 20 };
+enum { INT8 = 0, INT32 = 2, MAX = 2, MOST_RANKS = 8, LIMIT_S = 60 };
 #define ROOM ((size_t)16 << 20) /* bytes of a message; pages that are not written take no memory */
 
 typedef enum kind { ALL_GATHER, ALL_REDUCE, SEND } kind;
