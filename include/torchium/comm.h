@@ -103,10 +103,10 @@ typedef struct tch_comm_nccl_config {
 /* The same with options; `config` NULL: the defaults.
  *
  * With a timeout the communicator is non-blocking (NCCL 2.14 or later) and a thread watches it. If the ranks do not
- * connect, a collective does not start, or no queued collective completes within timeout_s, or NCCL reports an error,
- * the communicator is aborted: its kernels on the GPU end, waits for the GPU return, and the current or next call of
- * the group returns TCH_ERR_COMM with the group, the operation and the reason. The state is then undefined: load a
- * checkpoint.
+ * connect, a collective does not start, no queued collective completes within timeout_s, NCCL reports an error, or a
+ * rank of the same machine gives up or dies, the communicator is aborted: its kernels on the GPU end, waits for the GPU
+ * return, and the current or next call of the group returns TCH_ERR_COMM with the group, the operation and the reason.
+ * The state is then undefined: load a checkpoint.
  *
  * The timeout of a collective starts when it is queued and includes earlier work on the same stream: choose more than
  * the longest computation between two collectives. With an older NCCL host calls may block without limit,
