@@ -135,7 +135,7 @@ class Method:
 
 
 METHODS = {
-    "adamw": Method((3e-4, 6e-4, 12e-4), (2e-3, 6e-3), BASELINE, (1e-3, 6e-3)),
+    "adamw": Method((25e-5, 5e-4, 1e-3), (2e-3, 6e-3), BASELINE, (5e-4, 6e-3)),
     "muon": Method((3e-3, 6e-3, 12e-3), (2e-3, 6e-3), "muon", (12e-3, 6e-3)),
     "normuon": Method((6e-3, 12e-3, 24e-3), (2e-3, 6e-3), "normuon", (12e-3, 6e-3)),
     "shampoo": Method((2e-3, 4e-3, 8e-3), (2e-3, 6e-3), "shampoo", (4e-3, 6e-3)),

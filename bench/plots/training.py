@@ -16,7 +16,13 @@ from plots.lines import Axis, legend, page, panel, segment, text
 
 COLORS = {"adamw": "#ff725c", "muon": "#4269d0", "normuon": "#97bbf5", "shampoo": "#3ca951", "soap": "#a463f2"}
 OTHER = "#9c6b4e"
-HEADLINE = {"adamw": 5, "muon": 14, "soap": 2, "shampoo": 6}  # and the distance of a line's label below its end
+# The label of a line, and its distance below the end.
+HEADLINE = {
+    "torch-adamw": ("AdamW", 5),
+    "muon": ("Muon", 5),
+    "shampoo": ("Shampoo", 22),
+    "kl_shampoo": ("KL-Shampoo", 4),
+}
 DASHES = ("", "6 4", "2 3", "9 3 2 3")
 
 
@@ -59,21 +65,22 @@ def draw(figures):
 def headline(figures):
     """Four of the lines over seconds, labeled at their ends, for a page as narrow as a phone's."""
     runs = {run["name"]: run for run in figures["runs"] if run["name"] in HEADLINE}
-    left, top, right, bottom = box = 46, 32, 470, 290
+    left, top, right, bottom = box = 46, 32, 440, 290
     x = Axis(0, max(run["curve"]["seconds"][-1] for run in runs.values()))
     last = {name: points(run, "seconds")[-1] for name, run in runs.items()}
-    y, chosen = Axis(min(loss for _, loss in last.values()) - 0.1, 5), looks(runs.values())
+    y, chosen = Axis(min(loss for _, loss in last.values()) - 0.4, 5), looks(runs.values())
     shown = {name: [p for p in points(run, "seconds") if p[1] <= y.high] for name, run in runs.items()}
     lines = [chosen[name] | {"points": shown[name], "width": 2.6} for name in runs]
     parts = panel(box, x, y, ("seconds on one H200", "training loss"), lines)
-    level = y.at(last["adamw"][1], bottom, top)
+    level = y.at(last["torch-adamw"][1], bottom, top)
     parts.append(
-        segment(left, level, x.at(last["adamw"][0], left, right), level, 'class="axis" stroke-dasharray="2 4"')
+        segment(left, level, x.at(last["torch-adamw"][0], left, right), level, 'class="axis" stroke-dasharray="2 4"')
     )
-    parts.append(text(left + 4, level + 18, "AdamW's final loss"))
+    parts.append(text(left + 4, level + 18, "AdamW's loss"))
     for name, (seconds, loss) in last.items():
-        at = x.at(seconds, left, right) + 6, y.at(loss, bottom, top) + HEADLINE[name]
-        parts.append(text(*at, runs[name]["label"], font_weight="bold"))
+        label, below = HEADLINE[name]
+        at = x.at(seconds, left, right) + 6, y.at(loss, bottom, top) + below
+        parts.append(text(*at, label, font_weight="bold"))
     return page(560, 330, "", "", *parts, font_size=16)
 
 
