@@ -21,7 +21,7 @@ def plain(value):
 
 
 def text(figures):
-    """One line per field, one per row of a list."""
+    """One line per field, one per row of a list; fields without fields of their own share a line."""
     return _fields(figures, " ") + "\n"
 
 
@@ -31,7 +31,7 @@ def _fields(fields, indent):
 
 
 def _value(value, indent):
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and any(isinstance(item, (dict, list)) for item in value.values()):
         return _fields(value, indent)
     if isinstance(value, list) and value:
         return "[\n" + ",\n".join(indent + json.dumps(row) for row in value) + f"\n{indent[1:]}]"
