@@ -192,6 +192,7 @@ static void check_symmetric(tch_context *context, tch_scalar type, tch_scalar ou
                             uint64_t stream)
 {
     static const char *const terms[] = {"A B", "I + A B", "I + D + A B"};
+    size_t mark = test_mark();
     int64_t n = size->n, count = size->batch;
     batch a = random_batch(context, type, count, n, n, size->gap, true, stream + 1);
     batch b = random_batch(context, type, count, n, n, size->gap + 8, true, stream + 2);
@@ -205,6 +206,7 @@ static void check_symmetric(tch_context *context, tch_scalar type, tch_scalar ou
         h.d = i > 1 ? &d : NULL;
         check_half(context, &h, false, 101 + (uint64_t)i);
     }
+    test_release_since(mark);
 }
 
 TEST(symmetric_products)
@@ -233,6 +235,7 @@ TEST(split_products)
 static void check_gram(tch_context *context, tch_scalar type, tch_scalar out, const size_case *size, int64_t k,
                        uint64_t stream)
 {
+    size_t mark = test_mark();
     int64_t gap = (k + 7) / 8 * 8 - k + size->gap;
     test_case("%lld x %lld, type %d, k %lld, gap %lld: A A'", (long long)size->batch, (long long)size->n, (int)type,
               (long long)k, (long long)gap);
@@ -240,6 +243,7 @@ static void check_gram(tch_context *context, tch_scalar type, tch_scalar out, co
     half h = {.c2 = -0.5, .a = &a, .b = &a};
     h.c = batch_make(context, out, size->batch, size->n, size->n, size->gap);
     check_half(context, &h, true, 104);
+    test_release_since(mark);
 }
 
 /* Mixed types, which neither kernels nor BLAS support. The CPU gets one type at a time. */
