@@ -121,8 +121,8 @@ class Group:
         if operation == "reduce_max":
             self._reduce_max(self._at(send, 4 * numbers).view(torch.int32))
         elif operation == "all_gather":
-            gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from PyTorch 2.13 on
-            gather(self._at(receive, self.size * numbers), self._at(send, numbers), group=group)
+            parts = list(self._at(receive, self.size * numbers).chunk(self.size))
+            dist.all_gather(parts, self._at(send, numbers), group=group)
         else:
             _, sent, _, received = numbers
             dist.all_to_all_single(
