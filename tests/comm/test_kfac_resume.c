@@ -152,7 +152,7 @@ static void run_ranks(training *r)
     pretend_group group;
     pretend_open(&group, r->ranks);
     pretend_run(&group, train_rank, r);
-    CHECK(group.mismatches == 0, "%lld bytes were sent that nobody expected", (long long)group.mismatches);
+    CHECK(group.mismatches == 0, "%lld bytes were sent that no rank expected", (long long)group.mismatches);
     pretend_close(&group);
 }
 

@@ -532,7 +532,7 @@ static void ortho_coefficients(const tch_optim_config *config, bool longs, int32
 }
 
 /* In place. */
-static void orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x)
+static void orthogonalize(const tch_optim_config *config, int32_t rounds, int64_t m, int64_t n, double *x)
 {
     double k[3];
     double *short_side = test_zeros(m * n);
@@ -548,9 +548,9 @@ static void orthogonalize(const tch_optim_config *config, int32_t narrow, int64_
         memcpy(short_side, x, (size_t)(m * n) * sizeof *x);
     }
     bool minimax = config->muon.method == TCH_ORTHO_MINIMAX;
-    bool longs = minimax && !narrow;
+    bool longs = minimax && !rounds;
     int32_t steps = config->muon.ns_steps > 0 ? config->muon.ns_steps : minimax ? REF_LONG_STEPS : 5;
-    steps += minimax && narrow ? 2 : 0; /* of Polar Express, if there were as many */
+    steps += minimax && rounds ? 2 : 0; /* of Polar Express, if there were as many */
     for (int32_t step = 0; step < steps; step++) {
         if (longs && step < REF_LONG_STEPS) {
             ref_long_step(step, rows, m * n / rows, short_side);
@@ -654,7 +654,7 @@ static void make_orthogonal(const ref_optim *r, const ref_block *b, double *m)
     int64_t rows = b->size[0];
     int64_t cols = b->count / rows;
     muon.eps = 0.0;
-    orthogonalize(&muon, r->narrow, rows, cols, m);
+    orthogonalize(&muon, r->rounds, rows, cols, m);
     for (int64_t e = 0; e < b->count; e++) {
         m[e] *= 0.2 * sqrt((double)(rows > cols ? rows : cols));
     }
@@ -757,7 +757,7 @@ static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
         b->average[e] += (1.0 - c->momentum) * (g[e] - b->average[e]);
         g[e] = c->nesterov ? g[e] + c->momentum * (b->average[e] - g[e]) : b->average[e];
     }
-    orthogonalize(c, r->narrow, r->dims[0], r->dims[1], g);
+    orthogonalize(c, r->rounds, r->dims[0], r->dims[1], g);
     if (r->method == TCH_OPTIM_NORMUON) {
         double rows = (double)r->dims[r->by_columns ? 1 : 0];
         normalize_rows(r, c, b, g);

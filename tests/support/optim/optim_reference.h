@@ -40,7 +40,7 @@ typedef struct ref_optim {
     double *open;       /* possible error of a value because of undetermined signs of Lion */
     double roundoff;    /* of the library's compute type: set by the caller */
     int32_t by_columns; /* the rows of the tensor are columns of its memory: set by the caller */
-    int32_t narrow;     /* orthogonalized in bfloat16, without minimax steps: set by the caller */
+    int32_t rounds;     /* orthogonalized in bfloat16, without minimax steps: set by the caller */
 } ref_optim;
 
 /* `shape` is in the order of memory, outermost first. */

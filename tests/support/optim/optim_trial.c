@@ -117,7 +117,7 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     const tch_optim_config *c = &t->configs[group];
     bool float32 = c->muon.ns_dtype == TCH_NS_FLOAT32 ||
                    (c->kind == TCH_OPTIM_SOAP && c->numerics.precision == TCH_PRECISION_HIGHEST);
-    p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64 && !float32;
+    p->reference->rounds = !test_on_cpu() && t->dtype.bits != 64 && !float32;
     make_gradient(t, p);
     test_drop(values);
 }
