@@ -36,7 +36,7 @@
 #include <torchium/status.h>
 
 /* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
-#define TCH_BACKEND_ABI 26u
+#define TCH_BACKEND_ABI 27u
 
 /* The name of the function that a module exports. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"

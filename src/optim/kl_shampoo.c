@@ -96,9 +96,10 @@ typedef struct kl_run {
     const tch_optim_config *config;
     tchi_run run;
     tchi_work work;
-    void *buffer[BUFFERS]; /* of three, the last two are the same */
-    bool factors_done;     /* updated before their roots were refreshed */
-    double *norms;         /* of the directions */
+    void *buffer[BUFFERS];          /* of three, the last two are the same */
+    tch_blocks gradient, direction; /* G and F; the same if beta1 is 0 */
+    bool factors_done;              /* updated before their roots were refreshed */
+    double *norms;                  /* of the directions */
 } kl_run;
 
 static kl_run begin_run(tch_optimizer *o, const tchi_run *run)
@@ -115,23 +116,21 @@ static kl_run begin_run(tch_optimizer *o, const tchi_run *run)
 }
 
 /* Either buffer may be NULL. */
-static tch_status gather_into(const kl_run *r, tch_filter filter, void *gradient, void *filtered)
+static tch_status gather_into(kl_run *r, tch_filter filter, void *gradient, void *filtered)
 {
-    tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "gather gradients");
-    const tch_gathering how = {
+    TCHI_RANGE(r->optimizer->context, "gather gradients");
+    const tch_gathering rules = {
         .filter = filter,
         .l2 = tchi_adds_decay(r->config) && !r->run.block_batch->prepared,
     };
-    tch_update update = tchi_update_run(o, &r->run, &r->work, gradient, filtered);
-    return o->context->backend->update->gather(o->context->state, &update, &how, NULL);
+    void *const buffers[2] = {gradient, filtered};
+    return tchi_run_gather(r->optimizer, &r->run, &r->work, &rules, true, buffers, &r->gradient, &r->direction);
 }
 
 static tch_status update_factor(const kl_run *r, int32_t k)
 {
     TCHI_RANGE(r->optimizer->context, "factors");
-    tch_matrices gradient = tchi_work_matrices(&r->work, r->buffer[0], r->run.count);
-    return tchi_run_update_whitened_factor(r->optimizer, &r->run, k, &gradient, r->buffer + 2,
+    return tchi_run_update_whitened_factor(r->optimizer, &r->run, k, &r->gradient, r->buffer + 2,
                                            tchi_run_param(r->optimizer, &r->run)->clock);
 }
 
@@ -175,9 +174,8 @@ static tch_status finish_run(void *argument)
         TCHI_TRY(update_factor(r, k));
     }
     TCHI_RANGE(o->context, "precondition");
-    void *filtered = r->buffer[r->config->beta1 != 0.0 ? 1 : 0];
     void *other = r->buffer[2];
-    tch_blocks direction = {tchi_work_matrices(&r->work, filtered, r->run.count), NULL};
+    tch_blocks direction = r->direction;
     TCHI_TRY(tchi_run_precondition(o, &r->run, TCH_SIDES_ROOTS, &direction, &other, r->norms));
     return apply_run(r, &direction);
 }
@@ -189,7 +187,8 @@ static tch_status step_run(tch_optimizer *o, const tchi_run *run)
     r.norms = tchi_refresh_norms(o, run);
     TCHI_TRY(gather_into(&r, filters ? TCH_FILTER_EMA : TCH_FILTER_NONE, r.factors_done && filters ? NULL : r.buffer[0],
                          filters ? r.buffer[1] : NULL));
-    tchi_recording_key key = tchi_run_key(o, run, 4 * (r.norms != o->norms) + 2 * filters + r.factors_done);
+    int64_t variant = 8 * (int64_t)r.direction.matrices.type + 4 * (r.norms != o->norms) + 2 * filters + r.factors_done;
+    tchi_recording_key key = tchi_run_key(o, run, variant);
     return tchi_recorded(o->context, &o->recordings, &key, finish_run, &r);
 }
 

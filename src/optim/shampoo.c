@@ -133,27 +133,15 @@ static tch_status gather_into(shampoo_run *r, tch_filter filter, tch_graft graft
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
-    tch_block_sides sides;
-    tch_scalar type;
-    const tch_gathering how = {
+    const tch_gathering rules = {
         .filter = filter,
         .l2 = tchi_adds_decay(r->config) && !r->run.block_batch->prepared,
         .graft = graft,
         .norms = products ? o->target_norms : NULL,
         .scratch = o->graft_scratch,
-        .sides = products && tchi_run_sides(o, &r->run, gradient, filtered, &sides) ? &sides : NULL,
-        .notes = {o->notes[0], o->notes[1]},
     };
-    tch_update update = tchi_update_run(o, &r->run, &r->work, gradient, filtered);
-    TCHI_TRY(o->context->backend->update->gather(o->context->state, &update, &how, &type));
-    r->gradient = (tch_blocks){tchi_work_matrices(&r->work, gradient, r->run.count), how.sides ? o->notes[0] : NULL};
-    r->gradient.matrices.type = type;
-    r->direction = r->gradient;
-    if (filtered != NULL) {
-        r->direction.matrices.data = filtered;
-        r->direction.notes = how.sides ? o->notes[1] : NULL;
-    }
-    return TCH_OK;
+    void *const buffers[2] = {gradient, filtered};
+    return tchi_run_gather(o, &r->run, &r->work, &rules, products, buffers, &r->gradient, &r->direction);
 }
 
 /* Gathers the gradients and F, or D if there are no roots. D overwrites F; if F is the gradient, which the factors

@@ -198,6 +198,29 @@ bool tchi_run_sides(const tch_optimizer *optimizer, const tchi_run *run, void *f
     return true;
 }
 
+tch_status tchi_run_gather(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work,
+                           const tch_gathering *rules, bool products, void *const buffers[2], tch_blocks *gradient,
+                           tch_blocks *filtered)
+{
+    tch_gathering how = *rules;
+    tch_block_sides sides;
+    tch_scalar type;
+    tch_update update = tchi_update_run(optimizer, run, work, buffers[0], buffers[1]);
+    how.sides = products && tchi_run_sides(optimizer, run, buffers[0], buffers[1], &sides) ? &sides : NULL;
+    for (int k = 0; k < 2; k++) {
+        how.notes[k] = optimizer->notes[k];
+    }
+    TCHI_TRY(optimizer->context->backend->update->gather(optimizer->context->state, &update, &how, &type));
+    *gradient = (tch_blocks){tchi_work_matrices(work, buffers[0], run->count), how.sides ? how.notes[0] : NULL};
+    gradient->matrices.type = type;
+    *filtered = *gradient;
+    if (buffers[1] != NULL) {
+        filtered->matrices.data = buffers[1];
+        filtered->notes = how.sides ? how.notes[1] : NULL;
+    }
+    return TCH_OK;
+}
+
 /* --- factors ----------------------------------------------------------------------------------------------------- */
 
 tch_status tchi_transpose_blocks(tch_optimizer *optimizer, const tchi_block_batch *block_batch, int32_t k,
@@ -228,9 +251,12 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, int32_t k
         a.matrices = view(blocks, m.size, m.outer * m.inner);
         a.matrices.data = spare;
     }
-    return o->context->backend->update->update_factors(o->context->state, &a, clock, is_rounded(o, run->block_batch),
-                                                       by_columns ? NULL : &c, by_columns ? &c : NULL, o->unpacked,
-                                                       NULL, 0);
+    const tch_factor_update how = {.clock = clock,
+                                   .rows = by_columns ? NULL : &c,
+                                   .columns = by_columns ? &c : NULL,
+                                   .rounded = is_rounded(o, run->block_batch),
+                                   .room = o->unpacked};
+    return o->context->backend->update->update_factors(o->context->state, &a, &how);
 }
 
 /* Scratch is the part of the workspace that roots leave free; when it changes, recordings are renewed. */
@@ -241,9 +267,14 @@ static tch_status update_both(tch_optimizer *o, const tchi_run *run, const tch_b
     tch_matrices rows = kept_of(o, run, 0, TCHI_FACTORS);
     tch_matrices columns = kept_of(o, run, 1, TCHI_FACTORS);
     void *scratch = o->lends_workspace ? context->workspace : NULL;
-    return context->backend->update->update_factors(context->state, gradients, clock, is_rounded(o, run->block_batch),
-                                                    &rows, &columns, o->unpacked, scratch,
-                                                    scratch != NULL ? context->workspace_bytes : 0);
+    const tch_factor_update how = {.clock = clock,
+                                   .rows = &rows,
+                                   .columns = &columns,
+                                   .rounded = is_rounded(o, run->block_batch),
+                                   .room = o->unpacked,
+                                   .scratch = scratch,
+                                   .scratch_bytes = scratch != NULL ? context->workspace_bytes : 0};
+    return context->backend->update->update_factors(context->state, gradients, &how);
 }
 
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tch_blocks *gradients,
@@ -325,30 +356,52 @@ static tch_status multiply_each(tch_optimizer *o, const tchi_run *run, const tch
                          : o->context->backend->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, y, norms);
 }
 
+static double whitening_scale(const tchi_block_batch *block_batch, int32_t k)
+{
+    return sqrt((double)block_batch->size[k] / (double)block_batch->elements);
+}
+
+static tch_status update_whitened_side(tch_optimizer *o, const tchi_run *run, int32_t k, const tch_blocks *gradients,
+                                       void *product, const tch_clock *clock)
+{
+    tch_matrices factor = kept_of(o, run, k, TCHI_FACTORS);
+    tch_matrices root = kept_of(o, run, 1 - k, TCHI_ROOTS);
+    const tch_factor_update how = {.clock = clock,
+                                   .rows = k == 0 ? &factor : NULL,
+                                   .columns = k == 1 ? &factor : NULL,
+                                   .rounded = is_rounded(o, run->block_batch),
+                                   .room = o->unpacked,
+                                   .root = &root,
+                                   .scale = whitening_scale(run->block_batch, k),
+                                   .product = product};
+    return o->context->backend->update->update_factors(o->context->state, gradients, &how);
+}
+
 tch_status tchi_run_update_whitened_factor(tch_optimizer *optimizer, const tchi_run *run, int32_t k,
-                                           const tch_matrices *gradients, void *const buffers[2],
-                                           const tch_clock *clock)
+                                           const tch_blocks *gradients, void *const buffers[2], const tch_clock *clock)
 {
     const tchi_block_batch *c = run->block_batch;
     const tch_preconditioner p = {
         .sides = TCH_SIDES_ROOTS, .room = optimizer->unpacked, .rounded = is_rounded(optimizer, c)};
-    tch_matrices u = *gradients;
+    tch_matrices u = gradients->matrices;
     int others = 0;
+    if (has_both_sides(c)) {
+        return update_whitened_side(optimizer, run, k, gradients, buffers[0], clock);
+    }
+    if (c->factor_batch[k] < 0) {
+        return TCH_OK;
+    }
     for (int32_t j = 0; j < c->order; j++) {
-        if (j != k && c->factor_batch[k] >= 0 && c->factor_batch[j] >= 0) {
+        if (j != k && c->factor_batch[j] >= 0) {
             void *to = buffers[others++ % 2];
             TCHI_TRY(multiply_along(optimizer, run, p, j, &u, to));
             u.data = to;
         }
     }
-    if (c->factor_batch[k] < 0) {
-        return TCH_OK;
-    }
     tch_matrices scaled = u;
     scaled.data = buffers[others == 0 ? 0 : (others - 1) % 2];
-    double scale = sqrt((double)c->size[k] / (double)c->elements);
-    TCHI_TRY(
-        optimizer->context->backend->matrix->combine(optimizer->context->state, 0.0, scale, &u, 0.0, NULL, &scaled));
+    TCHI_TRY(optimizer->context->backend->matrix->combine(optimizer->context->state, 0.0, whitening_scale(c, k), &u,
+                                                          0.0, NULL, &scaled));
     return update_factor(optimizer, run, k, &scaled, buffers[others == 0 ? 1 : others % 2], clock);
 }
 

@@ -42,6 +42,12 @@ tch_status tchi_matrices_begin(const tch_optimizer *optimizer, const tchi_factor
 bool tchi_run_sides(const tch_optimizer *optimizer, const tchi_run *run, void *first, void *second,
                     tch_block_sides *sides);
 
+/* Gathers a run's gradients, and F unless buffers[1] is NULL; then `filtered` is the gradient. With `products` only the
+ * functions below read them, so the backend may choose their type. */
+tch_status tchi_run_gather(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work,
+                           const tch_gathering *rules, bool products, void *const buffers[2], tch_blocks *gradient,
+                           tch_blocks *filtered);
+
 /* Adds the Gram matrices of gathered gradients to the run's factors, with the weights of `clock`. `spare` is a work
  * buffer, used if a dimension is between others. */
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tch_blocks *gradients,
@@ -51,8 +57,7 @@ tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run
  * of the number of elements along them: KL-Shampoo's factor. `buffers` are two work buffers, which may be the same for
  * blocks of two dimensions. */
 tch_status tchi_run_update_whitened_factor(tch_optimizer *optimizer, const tchi_run *run, int32_t k,
-                                           const tch_matrices *gradients, void *const buffers[2],
-                                           const tch_clock *clock);
+                                           const tch_blocks *gradients, void *const buffers[2], const tch_clock *clock);
 
 /* Multiplies blocks by the run's roots or bases (out of bases: their transposes) along every dimension that has a
  * factor, alternating between their work buffer and *other. On return `blocks` points to the result and *other to the

@@ -133,8 +133,9 @@ static void check_case(tch_context *context, const factor_case *f, const double 
     batch_send(context, &a);
     void *there = device_copy(context, &clock, sizeof clock);
     const tch_blocks blocks = {a.m, NULL};
-    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, there, 1, f->transpose ? NULL : &c.m,
-                                                      f->transpose ? &c.m : NULL, NULL, NULL, 0));
+    const tch_factor_update how = {
+        .clock = there, .rows = f->transpose ? NULL : &c.m, .columns = f->transpose ? &c.m : NULL, .rounded = 1};
+    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, &how));
     check_factor(context, f, &a, &c, weight);
     test_release_since(mark);
 }
@@ -174,8 +175,9 @@ static void update_both(tch_context *context, const batch *a, const uint32_t *la
                         const batch c[2], void *scratch, int64_t bytes)
 {
     const tch_blocks blocks = {a->m, largest};
-    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, clock, 1, &c[0].m, &c[1].m, NULL,
-                                                      scratch, bytes));
+    const tch_factor_update how = {
+        .clock = clock, .rows = &c[0].m, .columns = &c[1].m, .rounded = 1, .scratch = scratch, .scratch_bytes = bytes};
+    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, &how));
 }
 
 /* Bitwise identical for any number of passes, and whether or not the largest elements are known. */
@@ -240,8 +242,9 @@ static void check_packed(tch_context *context, const batch *a, const void *clock
     const tch_blocks blocks = {a->m, NULL};
     int64_t bytes = (int64_t)sizeof(float) * a->m.batch * (c[0].m.rows * c[0].m.rows + c[1].m.rows * c[1].m.rows);
     void *room = device_poison(context, bytes);
-    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, clock, 1, &packed[0], &packed[1], room,
-                                                      NULL, 0));
+    const tch_factor_update how = {
+        .clock = clock, .rows = &packed[0], .columns = &packed[1], .rounded = 1, .room = room};
+    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, &how));
     for (int i = 0; i < 2; i++) {
         float *expected = pack_image(&c[i], batch_fetch(context, &c[i]), &count[i]);
         float *after = device_fetch(context, packed[i].data, count[i] * 4);

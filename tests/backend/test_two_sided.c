@@ -229,4 +229,141 @@ TEST(both_sides_multiply)
     }
 }
 
+/* --- factors of whitened blocks ---------------------------------------------------------------------------------- */
+
+/* The first sizes are for an emulated GPU; 300 is not a multiple of 8. */
+static const sides_case whitened_cases[] = {
+    {264, 320, 2, 0, 1.0, 1.0},    {320, 264, 1, 8, 1e-20, 1e15}, {300, 264, 1, 0, 1.0, 1.0},
+    {17, 40, 2, 3, 1.0, 1.0},      {256, 264, 1, 0, 1e14, 1e-12}, {1024, 768, 3, 0, 1.0, 1e3},
+    {768, 3072, 2, 8, 1e-10, 1.0},
+};
+enum { WHITENED = sizeof whitened_cases / sizeof whitened_cases[0], WHITENED_EMULATED = 5 };
+
+typedef struct whitening {
+    batch a, root, factor;
+    bool rows; /* the factor of rows: A X, else X A */
+    double scale, weight[2];
+} whitening;
+
+static double entry_of(const whitening *w, int64_t z, int64_t i, int64_t k)
+{
+    return w->rows ? batch_get(&w->a, w->a.image, z, i, k) : batch_get(&w->a, w->a.image, z, k, i);
+}
+
+/* Row i of scale A X, or column i of scale X A; returns what its rounding errors are relative to. */
+static double whitened_row(const whitening *w, int64_t z, int64_t i, double *row)
+{
+    int64_t n = w->root.m.rows;
+    double total = 0.0;
+    for (int64_t j = 0; j < n; j++) {
+        double squares = 0.0;
+        row[j] = 0.0;
+        for (int64_t k = 0; k < n; k++) {
+            double product = w->scale * entry_of(w, z, i, k) * batch_get(&w->root, w->root.image, z, k, j);
+            row[j] += product;
+            squares += product * product;
+        }
+        total += squares + row[j] * row[j];
+    }
+    return sqrt(total);
+}
+
+static double dot(int64_t n, const double *x, const double *y)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
+static void check_whitened(const whitening *w, const float *after)
+{
+    test_random random = test_random_stream(79);
+    const int64_t n = w->root.m.rows, side = w->factor.m.rows;
+    double *x = test_alloc((size_t)n * sizeof *x), *y = test_alloc((size_t)n * sizeof *y);
+    for (int64_t s = 0; s < SAMPLES * w->factor.m.batch; s++) {
+        int64_t z = s / SAMPLES, i = (int64_t)((double)side * test_random_uniform(&random));
+        int64_t j = s % 4 == 0 ? i : (int64_t)((double)side * test_random_uniform(&random));
+        double of_x = whitened_row(w, z, i, x), of_y = whitened_row(w, z, j, y);
+        double old = w->weight[1] * batch_get(&w->factor, w->factor.image, z, i, j);
+        double expected = w->weight[0] * dot(n, x, y) + old;
+        double most = 8.0 * 0x1p-11 * w->weight[0] * (of_x * sqrt(dot(n, y, y)) + sqrt(dot(n, x, x)) * of_y) +
+                      0x1p-22 * fabs(old);
+        double got = batch_get(&w->factor, after, z, i, j);
+        CHECK(fabs(got - expected) <= most, "matrix %lld, (%lld, %lld): %.9g, expected %.9g, off by at most %.3g",
+              (long long)z, (long long)i, (long long)j, got, expected, most);
+    }
+}
+
+/* The same blocks as `gather` leaves them where it chooses float16. */
+static tch_matrices in_fp16(tch_context *context, const batch *a)
+{
+    batch copy = batch_make(context, TCH_SCALAR_F16, a->m.batch, a->m.rows, a->m.cols, a->m.ld - a->m.cols);
+    for (int64_t z = 0; z < a->m.batch; z++) {
+        double largest = 0.0;
+        for (int64_t e = 0; e < a->m.rows * a->m.cols; e++) {
+            largest = fmax(largest, fabs(batch_get(a, a->image, z, e / a->m.cols, e % a->m.cols)));
+        }
+        for (int64_t e = 0; e < a->m.rows * a->m.cols; e++) {
+            int64_t i = e / a->m.cols, j = e % a->m.cols;
+            batch_put(&copy, z, i, j, ldexp(batch_get(a, a->image, z, i, j), 14 - ilogb(largest)));
+        }
+    }
+    batch_send(context, &copy);
+    return copy.m;
+}
+
+static void check_whitening(tch_context *context, const sides_case *c, bool rows, bool fp16, uint64_t stream)
+{
+    size_t mark = test_mark();
+    const int64_t side = rows ? c->rows : c->cols, other = rows ? c->cols : c->rows;
+    whitening w = {.rows = rows, .scale = 1.0 / sqrt((double)other), .weight = {0.25, 0.75}};
+    const tch_clock clock = {.factor = {0.25, 0.75}, .factor_f32 = {0.25F, 0.75F}};
+    test_case("%lld x %lld x %lld, rows %d, float16 %d, of size %g, roots of %g", (long long)c->batch,
+              (long long)c->rows, (long long)c->cols, rows, fp16, c->magnitude, c->root);
+    w.a = batch_make(context, TCH_SCALAR_F32, c->batch, c->rows, c->cols, c->gap);
+    w.root = batch_make(context, TCH_SCALAR_F32, c->batch, other, other, 0);
+    w.factor = batch_make(context, TCH_SCALAR_F32, c->batch, side, side, 0);
+    batch_fill(&w.a, c->magnitude, stream);
+    fill_side(&w.root, TCH_SIDES_ROOTS, c->root, stream + 1);
+    fill_side(&w.factor, TCH_SIDES_ROOTS, c->magnitude * c->magnitude * c->root * c->root, stream + 2);
+    batch_send(context, &w.a);
+    batch_send(context, &w.root);
+    batch_send(context, &w.factor);
+    const tch_blocks blocks = {fp16 ? in_fp16(context, &w.a) : w.a.m, fp16 ? batch_largest(context, &w.a) : NULL};
+    const tch_factor_update how = {
+        .clock = device_copy(context, &clock, sizeof clock),
+        .rows = rows ? &w.factor.m : NULL,
+        .columns = rows ? NULL : &w.factor.m,
+        .rounded = 1,
+        .root = &w.root.m,
+        .scale = w.scale,
+        .product = device_poison(context, c->batch * w.a.m.stride * (int64_t)sizeof(float)),
+    };
+    CHECK_OK(context->backend->update->update_factors(context->state, &blocks, &how));
+    float *after = batch_fetch(context, &w.factor);
+    batch_check_guards(&w.factor, after);
+    check_whitened(&w, after);
+    test_release_since(mark);
+}
+
+static bool has_fp16_blocks(tch_context *context, const sides_case *c)
+{
+    tch_device_info info = TCH_DEVICE_INFO_INIT;
+    CHECK_OK(context->backend->device->info(0, &info));
+    return !test_on_cpu() && info.compute_major == 9 && c->rows >= 256 && c->cols >= 256 && c->rows % 8 == 0 &&
+           c->cols % 8 == 0;
+}
+
+TEST(factors_of_whitened_blocks)
+{
+    bool small = device_is_emulated() || test_on_cpu();
+    for (int i = 0; i < (small ? (int)WHITENED_EMULATED : (int)WHITENED); i++) {
+        for (int k = 0; k < (has_fp16_blocks(*state, &whitened_cases[i]) ? 4 : 2); k++) {
+            check_whitening(*state, &whitened_cases[i], k % 2 == 0, k >= 2, 8800 + 10 * (uint64_t)i);
+        }
+    }
+}
+
 TEST_MAIN(test_open_context, test_close_context)

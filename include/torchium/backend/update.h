@@ -169,6 +169,21 @@ typedef struct tch_preconditioner {
     int32_t rounded;                  /* float32 operands may be rounded to 11 bits (TF32), with sums in float32 */
 } tch_preconditioner;
 
+/* How factors are updated. Those of rows and of columns, and `root`, are as they are kept, see tch_block_sides. */
+typedef struct tch_factor_update {
+    const tch_clock *clock;
+    const tch_matrices *rows, *columns; /* one of them may be NULL */
+    int32_t rounded;                    /* as in tch_preconditioner */
+    void *room;                         /* to unpack those that are packed */
+    void *scratch;                      /* of any size, 0 too: time may depend on it, but no bit of the result */
+    int64_t scratch_bytes;
+    /* NULL, or with one factor alone the root X of the other side: rows take scale A X in place of A, and columns
+     * scale X A, computed in `product`, a work buffer of the size of A in the arithmetic's type. */
+    const tch_matrices *root;
+    double scale;
+    void *product;
+} tch_factor_update;
+
 /* The optimizers that update every element by itself. */
 typedef enum tch_elementwise_kind {
     TCH_ELEMENTWISE_ADAMW = 0,
@@ -227,12 +242,9 @@ typedef tch_status tch_elementwise_op(void *state, const tch_update *update, con
  * the rectangles of a block. Where skip is set blocks are zeroed. Either block may be NULL, but for that of a d that is
  * written. *chosen is the type that the blocks have, block_type without sides; it may be NULL there. */
 typedef tch_status tch_gather_op(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen);
-/* Factors take gradients in: rows = clock->factor[0] A A' + clock->factor[1] rows, and columns the same with A' A. One
- * of them may be NULL. As they are kept, see tch_block_sides; both triangles are written where they are not packed.
- * `rounded` as in tch_preconditioner. `scratch` of any size, 0 too: time may depend on it, but no bit of the result. */
-typedef tch_status tch_update_factors_op(void *state, const tch_blocks *a, const tch_clock *clock, int32_t rounded,
-                                         const tch_matrices *rows, const tch_matrices *columns, void *room,
-                                         void *scratch, int64_t scratch_bytes);
+/* Adds the Gram matrices of A to its factors: rows = clock->factor[0] A A' + clock->factor[1] rows, and columns likewise
+ * with A' A. Both triangles are written, unless they are packed. */
+typedef tch_status tch_update_factors_op(void *state, const tch_blocks *a, const tch_factor_update *how);
 /* Y from X, of the arithmetic's type. With both sides Y may lie where X does, and `other` has room for as much; with
  * one it may not, and `other` is not used. norms[i] becomes |Y_i| where norms is not NULL. */
 typedef tch_status tch_precondition_op(void *state, const tch_preconditioner *preconditioner, const tch_blocks *x,

@@ -3,6 +3,18 @@
 #include "backends/packed_sides.h"
 #include "core/status.h"
 
+/* product = scale A X, or scale X A. */
+static tch_status whiten(void *state, const tch_matrices *a, const tch_factor_update *how, char **room,
+                         tch_matrices *product)
+{
+    tch_matrices root = tchi_packed_place(how->root, a->type, room);
+    TCHI_TRY(tchi_packed_move(state, tchi_cpu_pack_matrices, how->root, &root, 1));
+    *product = *a;
+    product->data = how->product;
+    return how->rows != NULL ? tchi_cpu_gemm(state, how->scale, a, 0, &root, 0, 0.0, 0, product)
+                             : tchi_cpu_gemm(state, how->scale, &root, 0, a, 0, 0.0, 0, product);
+}
+
 static tch_status update_factor(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
                                 const tch_matrices *kept, char *room)
 {
@@ -13,15 +25,16 @@ static tch_status update_factor(void *state, const tch_matrices *a, int32_t tran
 }
 
 /* With weights 0 and 1 factors are unchanged whatever the gradients hold: BLAS would multiply them by 0. */
-tch_status tchi_cpu_update_factors(void *state, const tch_blocks *a, const tch_clock *clock, int32_t rounded,
-                                   const tch_matrices *rows, const tch_matrices *columns, void *room, void *scratch,
-                                   int64_t scratch_bytes)
+tch_status tchi_cpu_update_factors(void *state, const tch_blocks *blocks, const tch_factor_update *how)
 {
-    if (clock->factor[0] == 0.0 && clock->factor[1] == 1.0) {
+    tch_matrices a = blocks->matrices;
+    char *room = how->room;
+    if (how->clock->factor[0] == 0.0 && how->clock->factor[1] == 1.0) {
         return TCH_OK;
     }
-    TCHI_TRY(rows == NULL ? TCH_OK : update_factor(state, &a->matrices, 0, clock, rows, room));
-    return columns == NULL ? TCH_OK : update_factor(state, &a->matrices, 1, clock, columns, room);
+    TCHI_TRY(how->root == NULL ? TCH_OK : whiten(state, &blocks->matrices, how, &room, &a));
+    TCHI_TRY(how->rows == NULL ? TCH_OK : update_factor(state, &a, 0, how->clock, how->rows, room));
+    return how->columns == NULL ? TCH_OK : update_factor(state, &a, 1, how->clock, how->columns, room);
 }
 
 tch_status tchi_cpu_precondition(void *state, const tch_preconditioner *p, const tch_blocks *x, void *other,

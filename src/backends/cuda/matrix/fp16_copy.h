@@ -45,6 +45,12 @@ static __device__ __forceinline__ int tchi_fp16_power(uint32_t largest)
     return power < 126 ? power : 126;
 }
 
+/* The exponent that scales the largest element to between 1 and 2 instead. */
+static __device__ __forceinline__ int tchi_fp16_unit_power(uint32_t largest)
+{
+    return max(tchi_fp16_power(largest) - 14, -126);
+}
+
 static __device__ __forceinline__ float tchi_fp16_scale(uint32_t largest)
 {
     return tchi_power_of_two(tchi_fp16_power(largest));

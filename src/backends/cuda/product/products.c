@@ -5,6 +5,7 @@
 #include "backends/cuda/runtime/scalars.h"
 #include "backends/packed_sides.h"
 #include "factor_gram/factor_gram.h"
+#include "two_sided/two_sided.h"
 /* Matrices per call: a grid dimension is at most 65535. */
 #define MOST_BATCH 65535
 
@@ -134,7 +135,7 @@ static tch_status update_factor(void *state, const tch_matrices *a, int32_t tran
         return weigh_factor(state, clock, c);
     }
     if (rounded && tchi_cuda_factor_fp16_supported(s, a, transpose, c)) {
-        return tchi_cuda_factor_fp16(s, (tchi_factor_weights){0.0F, 0.0F, clock->factor_f32, 0}, a, transpose, c);
+        return tchi_cuda_factor_fp16(s, (tchi_factor_weights){1.0F, 0.0F, clock->factor_f32, 0}, a, transpose, c);
     }
     TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_DEVICE), "cublasSetPointerMode");
     tch_status status = launch_gemms(s, weighed_by(clock, a->type, rounded), a, transpose, a, !transpose, c);
@@ -142,23 +143,39 @@ static tch_status update_factor(void *state, const tch_matrices *a, int32_t tran
     return status;
 }
 
-/* The pair kernel writes packed factors directly; otherwise they are unpacked and packed again. */
-tch_status tchi_cuda_update_factors(void *state, const tch_blocks *blocks, const tch_clock *clock, int32_t rounded,
-                                    const tch_matrices *rows, const tch_matrices *columns, void *room, void *scratch,
-                                    int64_t scratch_bytes)
+/* product = scale A X, or scale X A. */
+static tch_status whiten(tchi_cuda_state *state, const tch_matrices *a, const tch_factor_update *how,
+                         const tch_matrices *root, tch_matrices *product)
 {
-    const tch_matrices *a = &blocks->matrices;
-    const tch_matrices *kept[2] = {rows, columns};
-    const tchi_factor_pair pair = {a, rows, columns, blocks->notes, scratch, scratch_bytes};
-    char *place = room;
-    if (rows != NULL && columns != NULL && rounded && tchi_cuda_factor_pair_supported(state, &pair)) {
-        return tchi_cuda_factor_pair(state, (tchi_factor_weights){0.0F, 0.0F, clock->factor_f32, 0}, &pair);
+    *product = *a;
+    product->data = how->product;
+    return how->rows != NULL ? tchi_cuda_gemm(state, how->scale, a, 0, root, 0, 0.0, how->rounded, product)
+                             : tchi_cuda_gemm(state, how->scale, root, 0, a, 0, 0.0, how->rounded, product);
+}
+
+/* The kernels for float16 write packed factors directly; otherwise factors are unpacked and packed again. */
+tch_status tchi_cuda_update_factors(void *state, const tch_blocks *blocks, const tch_factor_update *how)
+{
+    tch_matrices a = blocks->matrices;
+    const tch_matrices *kept[2] = {how->rows, how->columns};
+    const tchi_factor_pair pair = {&a, how->rows, how->columns, blocks->notes, how->scratch, how->scratch_bytes};
+    char *place = how->room;
+    if (how->rows != NULL && how->columns != NULL && how->rounded && tchi_cuda_factor_pair_supported(state, &pair)) {
+        return tchi_cuda_factor_pair(state, (tchi_factor_weights){1.0F, 0.0F, how->clock->factor_f32, 0}, &pair);
+    }
+    if (how->root != NULL) {
+        tch_matrices root = tchi_packed_place(how->root, a.type == TCH_SCALAR_F64 ? a.type : TCH_SCALAR_F32, &place);
+        TCHI_TRY(tchi_packed_move(state, tchi_cuda_pack_matrices, how->root, &root, 1));
+        if (a.type == TCH_SCALAR_F16) {
+            return tchi_cuda_whitened_factor(state, blocks, how, &root);
+        }
+        TCHI_TRY(whiten(state, &blocks->matrices, how, &root, &a));
     }
     for (int k = 0; k < 2; k++) {
         if (kept[k] != NULL) {
-            const tch_matrices whole = tchi_packed_place(kept[k], a->type, &place);
+            const tch_matrices whole = tchi_packed_place(kept[k], a.type, &place);
             TCHI_TRY(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &whole, 1));
-            TCHI_TRY(update_factor(state, a, k, clock, rounded, &whole));
+            TCHI_TRY(update_factor(state, &a, k, how->clock, how->rounded, &whole));
             TCHI_TRY(tchi_packed_move(state, tchi_cuda_pack_matrices, kept[k], &whole, 0));
         }
     }

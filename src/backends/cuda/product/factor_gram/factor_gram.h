@@ -14,7 +14,7 @@ tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, 
 /* Weights of the product and of C. */
 typedef struct tchi_factor_weights {
     float alpha, beta;
-    const float *on_device; /* these on the device instead; or NULL */
+    const float *on_device; /* NULL, or on the device: alpha times the first, and the second in place of beta */
     int32_t adds;           /* beta is 1: adds to an earlier part of the contraction */
 } tchi_factor_weights;
 

@@ -14,7 +14,7 @@ typedef struct pingpong_factor {
 static __device__ __forceinline__ pingpong_factor factor_of(const pingpong_problem &p, int matrix)
 {
     const float *w = p.factor.on_device;
-    return {w == NULL ? p.factor.alpha : w[0],
+    return {w == NULL ? p.factor.alpha : p.factor.alpha * w[0],
             p.factor.adds ? 1.0f
             : w == NULL   ? p.factor.beta
                           : w[1],

@@ -209,10 +209,9 @@ static __device__ __forceinline__ void add_squares(const transposed_problem &p, 
 
 /* --- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* The exponent that scales a root to a largest element between 1 and 2. */
 static __device__ __forceinline__ int side_power(const uint32_t *largest, int matrix)
 {
-    return largest == NULL ? 0 : max(tchi_fp16_power(largest[matrix]) - 14, -126);
+    return largest == NULL ? 0 : tchi_fp16_unit_power(largest[matrix]);
 }
 
 /* Undoes all scales in two factors, since their product may overflow: after the first, sums are between the stored and

@@ -25,6 +25,10 @@ tch_status tchi_cuda_transposed_product(tchi_cuda_state *state, const tch_matric
 /* Whether factors and sides support float16 blocks at the front of their buffers. */
 int tchi_cuda_fp16_sides_supported(const tchi_cuda_state *state, const tch_block_sides *sides);
 
+/* `update_factors` of one factor with the other side's root, unpacked, for blocks of float16. */
+tch_status tchi_cuda_whitened_factor(tchi_cuda_state *state, const tch_blocks *blocks, const tch_factor_update *how,
+                                     const tch_matrices *root);
+
 /* For rows and columns of op(A) B. */
 int64_t tchi_cuda_transposed_partials(int64_t rows, int64_t cols);
 
