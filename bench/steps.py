@@ -19,7 +19,7 @@ MLP = [(512, 256), (256,), (256, 512), (256,), (128, 256), (128,), (64, 128), (6
 GPT192 = 2 * [(576, 192), (192, 192), (768, 192), (192, 768)]
 TINY = [(40, 24), (24,), (8, 40)]
 NEVER = 1 << 20  # an interval that no measurement reaches
-CLASSES = {"sgd": "SGD", "adamw": "AdamW", "shampoo": "Shampoo", "soap": "SOAP", "muon": "Muon"}
+CLASSES = {name.lower(): name for name in ("SGD", "AdamW", "Shampoo", "SOAP", "Muon")} | {"kl_shampoo": "KLShampoo"}
 # The paper's Shampoo, and SOAP in blocks.
 SHAMPOO = {"lr": 1e-4, "betas": (0.9, 1.0), "eps": 0.0, "relative_eps": 1e-6, "grafting": None, "exponent_override": 0}
 GRAFTED = {"lr": 1e-3, "betas": (0.9, 0.95), "grafting_beta2": 0.95, "weight_decay": 0.1}
@@ -217,6 +217,15 @@ def peer_cases(size, shapes):
     return cases
 
 
+def kl_shampoo_cases(size, shapes, targets):
+    make = partial(step, "kl_shampoo", shapes)
+    never, always = {"precondition_frequency": NEVER, "stagger": False}, {"precondition_frequency": 1}
+    return [
+        Case(45, "KL-Shampoo step, no refresh", size, partial(make, never, ()), targets[0]),
+        Case(46, "KL-Shampoo step, all roots refreshed", size, partial(make, always, (), c=False), targets[1]),
+    ]
+
+
 def soap_case(size, shapes, target=None):
     options = SOAP | {"precondition_frequency": 1}
     work = "SOAP step, basis tracked every step"
@@ -252,6 +261,8 @@ def gpu_cases():
         *muon_cases("Llama-1B", LLAMA, 45.0, 30.0),
         *shampoo_cases("GPT-2", GPT2, (6.0, 90.0, 15.0), (2.0, 43.0, 7.0)),
         soap_case("GPT-2", GPT2, 60.0),
+        *kl_shampoo_cases("GPT-2", GPT2, (3.2, 18.0)),
+        *kl_shampoo_cases("Llama-1B", LLAMA, (24.0, 190.0)),
         *peer_cases("GPT-2", GPT2),
     ]
     for share in (0.15, 0.05):
