@@ -1,21 +1,19 @@
-/* The operations table: the one seam between algorithms and devices. For authors of backends.
+/* The operations table: the interface between algorithms and devices, for authors of backends.
  *
- * Everything above this table (src/linalg, the optimizers) is written once and never asks which device it runs on;
- * everything below it implements these operations for one kind of device. The operations are at the level of
- * mathematics, over whole batches, and stand in seven chapters, each a header with its rules at the top. `device` and
- * `matrix` are there in every backend; any other may be NULL, and what needs it then says so. In a chapter that is
- * there, entries are
- *   REQUIRED              every backend has them;
+ * The code above this table (src/linalg, the optimizers) is device-independent; a backend implements the table for one
+ * kind of device. Its operations are mathematical, work on whole batches, and are grouped in seven chapters, each a
+ * header that begins with its rules. Every backend has `device` and `matrix`; any other chapter may be NULL, and
+ * functions that need it then return TCH_ERR_UNSUPPORTED. Entries of a chapter are
+ *   REQUIRED              in every backend;
  *   OPTIONAL              may be NULL: the library composes the result from required ones;
- *   OPTIONAL, NO DEFAULT  may be NULL: what needs it is then not offered, or done another way.
+ *   OPTIONAL, NO DEFAULT  may be NULL: functions that need it are unsupported or use another method.
  *
- * Rules for all operations: arguments have been validated; sizes may be zero; work is queued on the state's stream and
- * nothing waits for the device unless said so; nothing allocates, except `allocate` and `state_create`; scratch is
- * given by the caller, as large as `scratch_bytes` says. Outputs do not overlap inputs unless an entry allows it. On
- * failure an operation returns a status after calling host->fail with a message.
+ * Rules for all operations: arguments have been validated; sizes may be zero; work is queued on the state's stream, and
+ * nothing waits for the device except where stated; only `allocate` and `state_create` allocate; the caller provides
+ * scratch of `scratch_bytes`. Outputs do not overlap inputs unless an entry allows it. An operation that fails calls
+ * host->fail with a message and returns the status.
  *
- * Every entry has a function type (tch_gemm_op), so that a backend declares its functions by it: `static tch_gemm_op
- * gemm;`.
+ * Every entry has a function type, with which a backend can declare its function: `static tch_gemm_op gemm;`.
  *
  * docs/adding-a-backend.md walks through a new one. */
 #ifndef TORCHIUM_BACKEND_H
@@ -35,13 +33,13 @@
 #include <torchium/export.h>
 #include <torchium/status.h>
 
-/* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
+/* Incremented with every change of the table or of a struct it uses; modules with another number are not loaded. */
 #define TCH_BACKEND_ABI 27u
 
 /* The name of the function that a module exports. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"
 
-/* What the library offers to a backend. */
+/* Functions of the library for backends. */
 typedef struct tch_backend_host {
     size_t struct_size;
     /* Records the message of tch_last_error, printf-style, and returns `status`. */
@@ -49,8 +47,8 @@ typedef struct tch_backend_host {
     /* Host memory through the library's allocator. */
     void *(*allocate)(size_t bytes, size_t alignment);
     void (*release)(void *pointer, size_t bytes);
-    /* The CPU's table, for a backend whose memory the host reads: it may take any chapter or entry from it. NULL when
-     * the CPU's own is asked for. */
+    /* The CPU's table, from which a backend whose memory the host can read may take chapters and entries. NULL while
+     * the CPU's own is loaded. */
     const struct tch_backend *cpu;
 } tch_backend_host;
 
@@ -59,8 +57,8 @@ typedef struct tch_backend {
     size_t table_size; /* sizeof(tch_backend) */
     const char *name;  /* "cpu", "cuda" */
     int32_t device_type;
-    int32_t priority;    /* "auto" takes the available backend with the highest */
-    int32_t host_memory; /* 1: its memory can be read by the host, and operations are done when they return */
+    int32_t priority;    /* "auto" selects the available backend with the highest */
+    int32_t host_memory; /* 1: the host can read its memory, and operations are complete when they return */
 
     const tch_device_ops *device;
     const tch_matrix_ops *matrix;
@@ -71,13 +69,13 @@ typedef struct tch_backend {
     const tch_kernel_ops *kernel;       /* or NULL */
 } tch_backend;
 
-/* Returns the module's table, or NULL with a sentence in `reason` when it cannot work. */
+/* Returns the module's table, or NULL if it cannot be used, with a sentence in `reason`. */
 typedef const tch_backend *tch_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason,
                                              size_t reason_size);
 
 TCH_BEGIN_DECLS
 
-/* For a module to define; the library itself has none. */
+/* Defined by modules, not by the library. */
 TCH_API tch_backend_entry torchium_backend_entry;
 
 TCH_END_DECLS

@@ -55,9 +55,9 @@ typedef struct tch_layer {
     size_t struct_size;
     tch_layer_kind kind;
     int32_t rounded; /* 1 (the default): on a GPU with TF32, operands of float32 products may be rounded to 11 bits in
-                        norms, Gram matrices and curvature, whose sums are in float32; never in gradients and sums of
-                        them. 0: as exact as float32 sums; norms on Hopper may take an element off by 2^-21 of the
-                        largest of 32 neighbors, which in them is less than the rounding of the sums */
+                        norms, Gram matrices and curvature, with float32 accumulation; never in gradients and their
+                        sums. 0: float32 accuracy; norms on Hopper may perturb an element by 2^-21 of the largest of 32
+                        neighbors, less than the rounding of their sums */
     double scale;    /* factor of output gradients: 1, or B if the loss is a mean over the samples */
 
     /* --- CONV: the first `dims` entries are used */

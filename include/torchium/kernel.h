@@ -14,15 +14,15 @@
  *     tch_kernel_launch(kernel, &shape, 2, arguments);
  *     tch_kernel_destroy(kernel);
  *
- * On a GPU the source goes to NVRTC, NVIDIA's compiler as a library, which makes machine code for that very GPU; no
- * nvcc is needed. On the CPU it goes to the system's C++ compiler, behind a prelude that supplies what CUDA does:
- * blocks are divided among threads, the threads of a block take turns, and __shared__, __syncthreads() and the shuffles
- * of a warp work. What was compiled is kept on disk, see tch_kernel_cache_folder.
+ * For a GPU, NVRTC, NVIDIA's compiler library, compiles the source to machine code for that GPU; nvcc is not needed.
+ * For the CPU the system's C++ compiler compiles it after a prelude that implements CUDA: blocks run in parallel, the
+ * threads of a block in turn, and __shared__, __syncthreads() and warp shuffles work. Compiled kernels are cached on
+ * disk, see tch_kernel_cache_folder.
  *
  * Sources are C++17 without the standard library. Both devices have cuda_fp16.h's __half, cuda_bf16.h's __nv_bfloat16,
  * the fixed-width integers, CUDA's mathematical functions, atomics, warp votes and shuffles, and __CUDA_ARCH__, which
- * is 0 on the CPU. What the CPU cannot do (inline PTX, cooperative groups, textures, dynamic parallelism, tensor cores)
- * is refused by the compiler, with the line.
+ * is 0 on the CPU. For features without a CPU implementation (inline PTX, cooperative groups, textures, dynamic
+ * parallelism, tensor cores) the compiler reports an error with the line.
  *
  * A kernel belongs to its context. A launch never synchronizes on a GPU and can be captured in a CUDA graph. */
 #ifndef TORCHIUM_KERNEL_H
@@ -42,17 +42,17 @@ typedef struct tch_kernel tch_kernel;
 
 typedef struct tch_kernel_config {
     size_t struct_size;
-    const char *source; /* the text, or NULL: then `path` is read */
-    const char *path;   /* of a .cu file; with a source, only its name in messages */
+    const char *source; /* the text; NULL: read from `path` */
+    const char *path;   /* of a .cu file; with a source, only for messages */
     const char *name;   /* of the __global__ function: "halve", "space::halve", or of a template "scale<float, 4>" */
     int32_t option_count;
-    /* -DNAME, -DNAME=VALUE, -UNAME, -IFOLDER, -std=c++14/17/20, --use_fast_math, -O0 to -O3; others are refused by
-     * name, so that one list serves both compilers. */
+    /* -DNAME, -DNAME=VALUE, -UNAME, -IFOLDER, -std=c++14/17/20, --use_fast_math, -O0 to -O3. Any other is an error that
+     * names it, so that one list serves both compilers. */
     const char *const *options;
     int32_t include_count;
-    const char *const *includes; /* folders in which #include "..." is looked for, after that of a file that is read */
-    int32_t use_cache;           /* 1: look on disk first, and keep what was compiled */
-    char *log;                   /* what the compiler said, warnings too; NULL, or log_size bytes */
+    const char *const *includes; /* folders to search for #include "...", after the folder of `path` */
+    int32_t use_cache;           /* 1: use the cache on disk */
+    char *log;                   /* receives the compiler's output with warnings; NULL, or log_size bytes */
     size_t log_size;
 } tch_kernel_config;
 #define TCH_KERNEL_CONFIG_INIT                                                                                         \
@@ -62,8 +62,8 @@ typedef struct tch_kernel_config {
 
 TCH_BEGIN_DECLS
 
-/* TCH_ERR_INVALID_ARGUMENT with the compiler's words, at the user's own lines, where the source does not compile or has
- * no such kernel; TCH_ERR_UNAVAILABLE, with what to install, where there is no compiler. */
+/* TCH_ERR_INVALID_ARGUMENT with the compiler's messages, in lines of `source`, if it does not compile or has no such
+ * kernel; TCH_ERR_UNAVAILABLE, with what to install, without a compiler. */
 TCH_API tch_status tch_kernel_compile(tch_context *context, const tch_kernel_config *config, tch_kernel **kernel);
 
 /* Waits for the device. NULL is allowed. */
@@ -75,7 +75,7 @@ TCH_END_DECLS
 
 typedef enum tch_argument_kind {
     TCH_ARGUMENT_KIND_TENSOR = 0, /* a pointer to its first element; on the kernel's device */
-    TCH_ARGUMENT_KIND_INT = 1,    /* for any integer parameter that holds the number, and bool */
+    TCH_ARGUMENT_KIND_INT = 1,    /* for bool and any integer parameter whose range contains it */
     TCH_ARGUMENT_KIND_REAL = 2,   /* for double, float, __half and __nv_bfloat16 parameters */
     TCH_ARGUMENT_KIND_BYTES = 3   /* a struct by value, of the parameter's size */
 } tch_argument_kind;
@@ -107,8 +107,8 @@ typedef struct tch_kernel_argument {
 
 typedef struct tch_kernel_shape {
     size_t struct_size;
-    int64_t grid[3];      /* blocks; 0 in one of them launches nothing */
-    int64_t block[3];     /* threads of a block, at most 1024 in all, and at least 1 each */
+    int64_t grid[3];      /* blocks; with a 0 nothing is launched */
+    int64_t block[3];     /* threads of a block, each at least 1, their product at most 1024 */
     int64_t shared_bytes; /* dynamic shared memory */
 } tch_kernel_shape;
 #define TCH_KERNEL_SHAPE_INIT(blocks, threads)                                                                         \
@@ -116,7 +116,7 @@ typedef struct tch_kernel_shape {
         sizeof(tch_kernel_shape), {(blocks), 1, 1}, {(threads), 1, 1}, 0                                               \
     }
 
-/* What a parameter of a kernel is, as the compiler knows it. */
+/* The type of a kernel's parameter, from the compiler. */
 typedef enum tch_parameter_class {
     TCH_PARAMETER_POINTER = 0,
     TCH_PARAMETER_INT = 1,
@@ -130,20 +130,20 @@ typedef struct tch_kernel_parameter {
     int32_t size;                /* in bytes */
     tch_parameter_class pointee; /* of a pointer; OTHER for void and structs */
     int32_t pointee_size;        /* 0 for void */
-    int32_t is_const;            /* a pointer to what is only read */
+    int32_t is_const;            /* a pointer to const */
     int32_t is_brain;            /* __nv_bfloat16, or a pointer to it */
 } tch_kernel_parameter;
 
 typedef struct tch_kernel_info {
     size_t struct_size;
     int32_t parameters;
-    int32_t registers;         /* of a thread; 0 on the CPU */
-    int64_t shared_bytes;      /* static shared memory of a block */
-    int64_t local_bytes;       /* of a thread: what did not fit into registers */
-    int32_t max_threads;       /* of a block, for this kernel */
-    int32_t suggested_threads; /* of a block, for the most threads under way at once */
-    int32_t suggested_blocks;  /* the fewest that fill the device with them */
-    int32_t from_cache;        /* it was not compiled this time */
+    int32_t registers;         /* per thread; 0 on the CPU */
+    int64_t shared_bytes;      /* static shared memory per block */
+    int64_t local_bytes;       /* local memory per thread: register spills and arrays */
+    int32_t max_threads;       /* per block, for this kernel */
+    int32_t suggested_threads; /* per block, for the highest occupancy */
+    int32_t suggested_blocks;  /* of that size, the fewest that fill the device */
+    int32_t from_cache;        /* 1: loaded from the cache, not compiled */
 } tch_kernel_info;
 #define TCH_KERNEL_INFO_INIT                                                                                           \
     {                                                                                                                  \
@@ -152,12 +152,11 @@ typedef struct tch_kernel_info {
 
 TCH_BEGIN_DECLS
 
-/* Arguments are compared with the kernel's parameters before anything happens: their number, a tensor for every pointer
- * and only there, of elements as wide as what it points to and of their kind (float32 for float, int32 for int and
- * unsigned, any for void and for structs, which are often several elements at once), numbers that fit: a finite one
- * does not become infinite. A tensor may have any strides: the kernel gets the address of its first element. A shape is
- * held to CUDA's limits on the CPU too: grids of 2^31 - 1 by 65535 by 65535 blocks, blocks of 1024 by 1024 by 64
- * threads. */
+/* Arguments are checked against the kernel's parameters before the launch: their number; a tensor for each pointer and
+ * for nothing else, whose dtype matches the pointee (float32 for float, int32 for int and unsigned, any for void and
+ * structs); numbers in the range of the parameter's type, so that a finite one does not become infinite. A tensor may
+ * have any strides: the kernel gets the address of its first element. CUDA's limits on the shape hold on the CPU too:
+ * grids of 2^31 - 1 by 65535 by 65535 blocks, blocks of 1024 by 1024 by 64 threads. */
 TCH_API tch_status tch_kernel_launch(tch_kernel *kernel, const tch_kernel_shape *shape, int32_t count,
                                      const tch_kernel_argument *arguments);
 
@@ -167,15 +166,14 @@ TCH_API const char *tch_kernel_name(const tch_kernel *kernel);
 
 /* === The cache ==================================================================================================== */
 
-/* $TORCHIUM_CACHE, or torchium/kernels in $XDG_CACHE_HOME, or in ~/.cache: a folder that is made for its owner alone,
- * and not used where it is another's or others may write to it. An entry's name is a hash of the source, the options,
- * the architecture and the compiler. A source that includes files is compiled each time, as docs/kernels.md says. The
- * text is good until the thread's next such call. NULL, with a message, where there is no folder that can be used: then
- * everything is compiled anew. */
+/* $TORCHIUM_CACHE, or torchium/kernels in $XDG_CACHE_HOME or ~/.cache: a folder with access for its owner only, which
+ * is not used if another user owns it or can write to it. An entry's name is a hash of the source, the options, the
+ * architecture and the compiler. Sources that include files are not cached, see docs/kernels.md. The string is valid
+ * until the thread's next such call. Without a usable folder: NULL, with a message, and nothing is cached. */
 TCH_API const char *tch_kernel_cache_folder(void);
 
-/* Entries that were used longest ago are removed until the rest fits; 256 MiB unless said otherwise here or, in MiB, by
- * $TORCHIUM_CACHE_SIZE. 0 removes everything and keeps nothing. */
+/* Limits the cache's size, removing the least recently used entries. The default is $TORCHIUM_CACHE_SIZE in MiB, or 256
+ * MiB. 0 empties and disables the cache. */
 TCH_API tch_status tch_kernel_cache_limit(int64_t bytes);
 
 TCH_END_DECLS

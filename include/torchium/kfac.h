@@ -93,8 +93,8 @@ TCH_API tch_status tch_kfac_set_config(tch_kfac *kfac, const tch_kfac_config *co
  * their mean, and divided by `grad_scale`, the loss scale of mixed precision, one float32 on the device or NULL. The
  * two may differ in dtype. EKFAC also updates the scales once there is a basis: a refresh sets them to l_G l_A', and
  * they are a moving average from there. A non-finite observation and a batch without samples change nothing. After
- * TCH_ERR_OUT_OF_MEMORY nothing has changed; after an error of the device KFAC is marked failed, and every later call
- * says so. */
+ * TCH_ERR_OUT_OF_MEMORY nothing has changed; after a device error KFAC is marked failed, and every later call returns
+ * that error. */
 TCH_API tch_status tch_kfac_observe(tch_kfac *kfac, int32_t layer, const tch_tensor *input,
                                     const tch_tensor *output_gradient, double scale, const tch_tensor *grad_scale);
 

@@ -142,15 +142,15 @@ TCH_API tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, i
                                     const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
                                     tch_tensor *report);
 
-/* The gradient of tch_inverse_root in the same manner, for any method; of `config` only the damping is used. With
+/* The gradient of tch_inverse_root, likewise, for any method; only the damping of `config` is used. With
  * relative damping it includes the dependence of the damping on the largest eigenvalue, shared evenly among eigenvalues
  * equal to it. */
 TCH_API tch_status tch_inverse_root_backward(tch_context *context, const tch_tensor *a, int32_t root,
                                              const tch_root_config *config, const tch_tensor *grad, tch_tensor *out,
                                              tch_tensor *report);
 
-/* What tch_inverse_root does for n by n matrices of this dtype on this context: the method that `auto` chooses and the
- * scratch bytes per matrix. Either pointer may be NULL. */
+/* The method that tch_inverse_root uses for n by n matrices of this dtype on this context, and its scratch bytes per
+ * matrix. Either pointer may be NULL. */
 TCH_API tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t batch, int64_t n, int32_t root,
                                          const tch_root_config *config, tch_root_method *method,
                                          int64_t *scratch_bytes);
@@ -170,8 +170,8 @@ typedef enum tch_ortho_method {
 
 /* Approximates the polar factor U V' of A = U S V' [..., m, n] by `steps` Newton-Schulz steps, as in Muon: singular
  * values are near 1, not at 1. 1 to 100 steps; 5 is usual, 3 for TCH_ORTHO_MINIMAX. On a GPU with bfloat16 tensor cores
- * every type but float64 is computed in bfloat16 with float32 accumulation; without kernels that also use float16,
- * which Hopper has for batches that fill it, TCH_ORTHO_MINIMAX takes two more steps of Polar Express. */
+ * every type but float64 is computed in bfloat16 with float32 accumulation. Hopper also has kernels with float16, for
+ * batches that fill the GPU; without them TCH_ORTHO_MINIMAX takes two more steps of Polar Express. */
 TCH_API tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t steps, tch_ortho_method method,
                                      tch_tensor *out);
 

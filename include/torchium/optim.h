@@ -10,8 +10,8 @@
  *     }
  *
  * Parameters are updated in place. They stay the caller's, on the context's device, float32, float64, float16 or
- * bfloat16, in any dense layout (row-major, channels last, transposed). The second-order methods take the
- * parameters with at least two dimensions larger than 1; AdamW updates the others, in the same optimizer.
+ * bfloat16, in any dense layout (row-major, channels last, transposed). The second-order methods update parameters
+ * with at least two dimensions larger than 1; AdamW updates the others, in the same optimizer.
  *
  * A step never synchronizes, allocates nothing after warm-up, and can be captured in a CUDA graph. Results are bitwise
  * reproducible on the same device. */
@@ -59,9 +59,9 @@ typedef enum tch_weight_decay_type {
 } tch_weight_decay_type;
 
 /* What a step does when a gradient has an infinity or a NaN. The device decides, once for the whole step: a non-finite
- * gradient never reaches a factor, a moment or a parameter. (On a GPU the host does not wait for the outcome, so roots
- * and bases scheduled for this step are still refreshed, from the unchanged factors. It does wait at the first refresh
- * of roots and bases.) */
+ * gradient never reaches a factor, a moment or a parameter. (On a GPU the host does not wait for this decision, except
+ * at the first refresh of roots and bases, so those scheduled for this step are still refreshed, from unchanged
+ * factors.) */
 typedef enum tch_nonfinite {
     TCH_NONFINITE_SKIP = 0,  /* counts the step as skipped and changes nothing else */
     TCH_NONFINITE_RAISE = 1, /* skips, synchronizes and returns TCH_ERR_NUMERIC */
@@ -120,7 +120,7 @@ typedef struct tch_optim_config {
     int32_t use_bias_correction; /* Shampoo, SOAP; AdamW always does */
     int32_t amsgrad;             /* AdamW */
     int32_t constant_norm;       /* SOAP, Muon: a block W of a parameter, the whole matrix without soap.block, keeps its
-                              Frobenius norm, and its step has the norm lr |W|; no weight decay but L2 */
+                              Frobenius norm, and its step has the norm lr |W|; of weight decay only L2 has effect */
 
     /* AdamW for the parameters that the methods below do not precondition */
     struct {
@@ -137,8 +137,8 @@ typedef struct tch_optim_config {
     /* Shampoo, KL-Shampoo, and SOAP, which runs Adam in the eigenbasis of Shampoo's factors */
     struct {
         int64_t max_preconditioner_dim; /* Shampoo, and SOAP with soap.block: larger dimensions are split into blocks of
-                                           at most this size. SOAP otherwise: a larger dimension has no factor. Neither
-                                           has a side of a block over 100 times as long as the product of the others */
+                                           at most this size. SOAP otherwise: a larger dimension has no factor. Nor has
+                                           a side of a block over 100 times as long as the product of its others */
         int32_t merge_dims;             /* tensors of rank above 2: merge neighboring dimensions, innermost first, while
                                            their product is at most max_preconditioner_dim; 0: a factor for each */
         int32_t precondition_1d;        /* vectors too */
@@ -351,8 +351,8 @@ TCH_API int32_t tch_optimizer_state_count(const tch_optimizer *optimizer);
 TCH_API tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_optim_state *state);
 
 /* The host's counters of one parameter, for callers who save the state themselves: steps of the optimizer, steps with
- * a gradient for this parameter, and for each factor its failed refreshes and refresh interval in one number. A new
- * optimizer with the same parameters continues bit for bit from the tensors and counters of all parameters. */
+ * a gradient for this parameter, and for each factor its failed refreshes and refresh interval in one number. With the
+ * tensors and counters of all parameters a new optimizer continues bitwise-identically. */
 TCH_API int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter); /* 0 if there is none */
 TCH_API tch_status tch_optimizer_get_counts(tch_optimizer *optimizer, int32_t parameter, int64_t length,
                                             int64_t *counts);
@@ -440,8 +440,8 @@ TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_s
 TCH_API tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix);
 
 /* Loads the state of an optimizer of the same kind, with parameters of the same names and shapes, and the
- * hyperparameters marked (step). Training on the same device continues bit for bit. Everything but the tensors' bytes
- * is checked before the first write; after a device error or a wrong checksum the optimizer is marked failed.
+ * hyperparameters marked (step). Training continues bitwise-identically on the same device. Everything but the tensors'
+ * bytes is checked before the first write; after a device error or a wrong checksum the optimizer is marked failed.
  *
  * One process and any number of ranks, replicated or sharded, load each other's checkpoints. With a group this is a
  * collective that succeeds on all ranks or none: a rank that could not open the checkpoint passes NULL. */

@@ -15,14 +15,14 @@
 #define TCH_STATUS_LIST(X)                                                                                             \
     X(TCH_OK, "success")                                                                                               \
     X(TCH_ERR_INVALID_ARGUMENT, "an argument is missing or outside its range")                                         \
-    X(TCH_ERR_SHAPE, "shapes do not fit together")                                                                     \
-    X(TCH_ERR_DTYPE, "an element type is not accepted here")                                                           \
-    X(TCH_ERR_DEVICE, "a tensor lives on another device than the context")                                             \
-    X(TCH_ERR_LAYOUT, "strides, alignment or overlap are not accepted here")                                           \
+    X(TCH_ERR_SHAPE, "shapes do not match")                                                                            \
+    X(TCH_ERR_DTYPE, "unsupported element type")                                                                       \
+    X(TCH_ERR_DEVICE, "a tensor is on another device than the context")                                                \
+    X(TCH_ERR_LAYOUT, "unsupported strides, alignment or overlap")                                                     \
     X(TCH_ERR_UNAVAILABLE, "the device or backend is not available on this machine")                                   \
-    X(TCH_ERR_UNSUPPORTED, "this backend does not offer the operation")                                                \
+    X(TCH_ERR_UNSUPPORTED, "the backend does not support the operation")                                               \
     X(TCH_ERR_OUT_OF_MEMORY, "out of memory")                                                                          \
-    X(TCH_ERR_NUMERIC, "the numbers do not allow it: not finite, not positive definite, or no convergence")            \
+    X(TCH_ERR_NUMERIC, "not finite, not positive definite, or no convergence")                                         \
     X(TCH_ERR_BACKEND, "the device or one of its libraries failed")                                                    \
     X(TCH_ERR_IO, "reading or writing a file failed")                                                                  \
     X(TCH_ERR_INTERNAL, "an internal check failed; please report it")                                                  \

@@ -16,12 +16,11 @@ int py_errors_register(PyObject *module)
     } rows[] = {
         {"torchium.OutOfMemoryError", "The device or the host has not enough memory for the call.", PyExc_MemoryError,
          &py_out_of_memory_error},
-        {"torchium.KernelError",
-         "A kernel that cannot be compiled: what the compiler says of it, or that there is none.", PyExc_RuntimeError,
-         &py_kernel_error},
+        {"torchium.KernelError", "A kernel does not compile, with the compiler's messages, or there is no compiler.",
+         PyExc_RuntimeError, &py_kernel_error},
         {"torchium.NumericError",
-         "The numbers do not allow it: not finite, not symmetric, not positive definite, or no convergence. The "
-         "message names the matrix.",
+         "A matrix is not finite, not symmetric, not positive definite, or an iteration did not converge. The message "
+         "names the matrix.",
          PyExc_RuntimeError, &py_numeric_error},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

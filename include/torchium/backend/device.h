@@ -1,15 +1,13 @@
 /* Operations table, chapter 1: devices, the state of a context, memory. Every backend has it.
  *
- * A state is what one context has of its own: a stream, handles of libraries. Each of its operations, here and in the
- * other chapters, takes it as the first argument. A public call of the library is framed by `begin` and `end`; the
- * calls may be nested. Work is queued on the state's stream and done in that order; only `synchronize`, copies to the
- * host and what says so wait for the device.
+ * A state is a context's stream and library handles. Every operation of all chapters takes it as the first argument.
+ * Each public call of the library is enclosed in `begin` and `end`, which may be nested. Work is queued on the state's
+ * stream and runs in that order; only `synchronize`, copies to the host and entries that say so wait for the device.
  *
- * Memory comes from `allocate` alone; no other operation allocates. Operations that need scratch are given it by the
- * caller, as large as `scratch_bytes` says, and may leave anything in it.
+ * Only `allocate` allocates memory. The caller provides scratch of `scratch_bytes`, whose contents are undefined before
+ * and after an operation.
  *
- * Most of these entries have one caller, the registry, the pool or the context: only the device's own runtime can do
- * what they do. */
+ * Most of these entries have one caller: the registry, the pool or the context. */
 #ifndef TORCHIUM_BACKEND_DEVICE_H
 #define TORCHIUM_BACKEND_DEVICE_H
 
@@ -22,9 +20,9 @@
 
 typedef enum tch_copy_kind {
     TCH_COPY_DEVICE = 0,
-    TCH_COPY_TO_DEVICE = 1, /* from page-locked memory, src may be read later, in stream order */
-    TCH_COPY_TO_HOST = 2,   /* returns when the bytes are there */
-    TCH_COPY_NUMBERS = 3    /* to the device: at most 64 float64, all read from the host before the call returns */
+    TCH_COPY_TO_DEVICE = 1, /* from page-locked memory src may be read later, in stream order */
+    TCH_COPY_TO_HOST = 2,   /* synchronizes */
+    TCH_COPY_NUMBERS = 3    /* to the device: at most 64 float64, read from the host before the call returns */
 } tch_copy_kind;
 
 /* Operations that need scratch, for `scratch_bytes`. */
@@ -48,24 +46,22 @@ typedef enum tch_scratch_for {
 
 /* --- devices and state ------------------------------------------------------------------------------------------- */
 
-/* Devices that can be used now; 0 with a sentence in `reason` when none. `libraries`, if not NULL, receives one line on
- * the libraries the backend runs on, with or without a device. */
+/* The number of usable devices; if 0, `reason` receives a sentence. `libraries`, if not NULL, receives one line that
+ * lists the libraries that the backend uses, with or without a device. */
 typedef int32_t tch_device_count_op(char *reason, size_t reason_size, char *libraries, size_t libraries_size);
 /* Fills everything but struct_size. */
 typedef tch_status tch_device_info_op(int32_t index, tch_device_info *info);
 /* The state of one context: a stream, library handles. */
 typedef tch_status tch_state_create_op(int32_t index, void **state);
 typedef void tch_state_destroy_op(void *state);
-/* Called first in every public call on the context: makes the device current, and fixes what must not change until the
- * call is over (the CPU's thread count, for which scratch is measured). */
+/* Called first in every public call on the context: makes the device current and fixes what must not change during the
+ * call, such as the CPU's thread count, on which scratch depends. */
 typedef tch_status tch_begin_op(void *state);
-/* Called last in every public call whose `begin` succeeded: gives back what that took, such as the caller's current
- * device. Calls may be nested. */
+/* Called last in every public call whose `begin` succeeded; restores the caller's current device. */
 typedef void tch_end_op(void *state);
-/* Makes *stream the state's stream if `set` is 1 (NULL is the default stream); otherwise stores the current one
- * there. */
+/* If `set` is 1 sets the state's stream to *stream (NULL: the default stream), otherwise *stream to the state's. */
 typedef tch_status tch_stream_op(void *state, int32_t set, void **stream);
-/* Waits, and reports what failed since the last wait. */
+/* Synchronizes and returns errors since the last synchronization. */
 typedef tch_status tch_synchronize_op(void *state);
 /* Begins a range on a profiler's timeline; `name` is a literal. NULL ends the innermost one. */
 typedef void tch_range_op(void *state, const char *name);
@@ -79,21 +75,21 @@ typedef tch_status tch_memory_info_op(void *state, int64_t *total, int64_t *free
 /* Plain bytes. */
 typedef tch_status tch_copy_bytes_op(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind);
 typedef tch_status tch_zero_bytes_op(void *state, void *dst, int64_t bytes);
-/* Bytes of the device that the host needs later, without a wait now. `readback_post` queues a copy of `bytes`, the same
- * number each time; *event is NULL at the first call, which creates it. While the stream is being captured it copies
- * nothing. `readback_wait` waits for the latest copy, not for work queued after it; *data points to the bytes, or is
- * NULL if nothing was posted or the stream is being captured. */
+/* An asynchronous copy to the host. `readback_post` queues a copy of `bytes`, the same number each time; *event is NULL
+ * at the first call, which creates it. While the stream is captured it does nothing. `readback_wait` waits for the
+ * latest copy, not for work queued after it; *data points to the bytes, or is NULL if nothing was posted or the stream
+ * is captured. */
 typedef tch_status tch_readback_post_op(void *state, void **event, const void *src, int64_t bytes);
 typedef tch_status tch_readback_wait_op(void *state, void *event, const void **data);
-/* A second stream for concurrent work; the state owns it. `side_begin` returns the stream, which waits for everything
- * queued on the state's stream so far. `side_mark` records what is queued on the second stream so far in *event, which
- * is created if it is NULL, and the state's stream waits for that in `side_join`; without an event nothing waits. */
+/* A second stream for concurrent work, owned by the state. `side_begin` returns it, ordered after everything queued on
+ * the state's stream so far. `side_mark` records the work queued on it so far in *event, created if NULL; `side_join`
+ * makes the state's stream wait for the event, and does nothing if that is NULL. */
 typedef tch_status tch_side_begin_op(void *state, void **stream);
 typedef tch_status tch_side_mark_op(void *state, void **event);
 typedef tch_status tch_side_join_op(void *state, void *event);
-/* Of a readback or of side_mark. Called also outside begin and end; NULL is allowed. */
+/* Destroys an event of a readback or of side_mark. Also called outside `begin` and `end`; NULL is allowed. */
 typedef void tch_event_destroy_op(void *state, void *event);
-/* Bytes of scratch for one of the operations that need it, on matrices of this type and size. */
+/* Scratch bytes of an operation on matrices of this type and size. */
 typedef int64_t tch_scratch_bytes_op(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows,
                                      int64_t cols, int64_t batch, int64_t extra);
 
@@ -112,8 +108,8 @@ typedef struct tch_device_ops {
     tch_copy_bytes_op *copy_bytes;
     tch_zero_bytes_op *zero_bytes;
     tch_scratch_bytes_op *scratch_bytes;
-    /* OPTIONAL: may be NULL, and the library does without or composes the result; the readback_ two, the side_ three
-     * and event_destroy come together */
+    /* OPTIONAL: the library works without them, or composes the result. readback_*, side_* and event_destroy all exist
+     * or are all NULL */
     tch_end_op *end;
     tch_range_op *range;
     tch_readback_post_op *readback_post;

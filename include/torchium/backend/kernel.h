@@ -1,8 +1,7 @@
-/* Operations table, chapter 7: custom kernels. A backend without it compiles none.
+/* Operations table, chapter 7: custom kernels. A backend without it does not support them.
  *
- * An image is what a compiler made, in the backend's own form. It can be kept on disk and loaded later, when it may be
- * damaged. src/kernel has the one caller of each entry: compilers, loaders and launches have nothing in common between
- * backends. */
+ * An image is a compiled kernel in the backend's format, which the library caches on disk; a cached image may be
+ * damaged. Each entry has one caller, in src/kernel. */
 #ifndef TORCHIUM_BACKEND_KERNEL_H
 #define TORCHIUM_BACKEND_KERNEL_H
 
@@ -12,8 +11,8 @@
 #include <torchium/kernel.h>
 #include <torchium/status.h>
 
-/* What is compiled. All of it has been checked: the name is an expression of identifiers, ::, <>, commas and numbers,
- * options are of those that kernel.h lists. */
+/* A source to compile, validated: the name consists of identifiers, ::, <>, commas and numbers; options are among those
+ * that torchium/kernel.h lists. */
 typedef struct tch_kernel_text {
     const char *source;
     const char *file; /* for messages */
@@ -24,33 +23,32 @@ typedef struct tch_kernel_text {
     const char *const *includes;
 } tch_kernel_text;
 
-/* Memory of host->allocate: what a compiler made, in the backend's own form, which can be kept on disk and loaded
- * later. */
+/* A compiled kernel, in memory of host->allocate. */
 typedef struct tch_kernel_image {
     void *data;
     size_t bytes;
 } tch_kernel_image;
 
-/* One launch: arguments are pointers to values of the parameters' sizes. */
+/* One launch; `arguments` point to values of the parameters' sizes. */
 typedef struct tch_kernel_run {
     int64_t grid[3], block[3];
     int64_t shared_bytes;
     const void *const *arguments;
 } tch_kernel_run;
 
-/* Everything about compiler and device that an image depends on, as one line for the cache's key; empty where a line
- * cannot say it, and then nothing is cached. Asked for every kernel, those in the cache too: no compiler should be
- * opened for it. UNAVAILABLE, with what to install, where there is none. */
+/* Everything about compiler and device that an image depends on, as one line for the cache's key; if empty, nothing is
+ * cached. Also called for cached kernels, so it should not start the compiler. UNAVAILABLE, with what to install,
+ * without a compiler. */
 typedef tch_status tch_kernel_compiler_op(void *state, char *text, size_t size);
-/* Compiles. What the compiler says goes to `log`, cut off at its end with a NUL; where it fails, INVALID_ARGUMENT. */
+/* Compiles; INVALID_ARGUMENT if the compiler fails. `log` receives its output, truncated and NUL-terminated. */
 typedef tch_status tch_kernel_build_op(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                        size_t log_size);
-/* Loads an image and fills info, and parameters up to `room` of them. A damaged image is TCH_ERR_IO, and nothing else
- * has happened. */
+/* Loads an image and fills `info` and up to `room` parameters. TCH_ERR_IO, without side effects, for a damaged
+ * image. */
 typedef tch_status tch_kernel_load_op(void *state, const tch_kernel_image *image, void **kernel, tch_kernel_info *info,
                                       int32_t room, tch_kernel_parameter *parameters);
 typedef void tch_kernel_unload_op(void *state, void *kernel);
-/* Queued as everything is. */
+/* Queues the kernel on the state's stream. */
 typedef tch_status tch_kernel_launch_op(void *state, void *kernel, const tch_kernel_run *run);
 
 typedef struct tch_kernel_ops {

@@ -1,8 +1,8 @@
-/* Operations table, chapter 6: recorded work, for devices on which queueing takes the host long. Without it work is
- * queued each time.
+/* Operations table, chapter 6: recordings (CUDA graphs), for devices on which launches are expensive for the host.
+ * Without it work is queued each time.
  *
- * Work that comes again with the same arguments is kept once, and from then on queued as a whole. src/core/recording.c
- * decides what, and is the one caller: no other entry can queue several operations at once. */
+ * Work that repeats with the same arguments is recorded once and then replayed with one launch. The only caller is
+ * src/core/recording.c, which decides what to record. */
 #ifndef TORCHIUM_BACKEND_RECORDING_H
 #define TORCHIUM_BACKEND_RECORDING_H
 
@@ -10,18 +10,18 @@
 
 #include <torchium/status.h>
 
-/* Bytes of device memory that recordings with this many kernels in total take outside of any pool: an estimate. -1
- * while work cannot be recorded: the caller captures what is queued, or synchronizes after every operation. */
+/* An estimate of the device memory, outside of any pool, of recordings with this many kernels in total. -1 while work
+ * cannot be recorded: the caller captures the stream, or synchronizes after every operation. */
 typedef int64_t tch_recording_bytes_op(void *state, int64_t kernels);
-/* Calls `work`, and keeps what it queues instead of doing it; it must not allocate or synchronize. *recording is NULL
- * if the work failed or cannot be kept, which is no error; *kernels is the number of kernels in it. An error is one of
- * the state, which can no longer be used. */
+/* Calls `work`, which must not allocate or synchronize, and records what it queues without running it. *recording is
+ * NULL if the work failed or cannot be recorded, which is not an error; *kernels is the number of kernels in it. After
+ * an error the state is unusable. */
 typedef tch_status tch_recording_record_op(void *state, tch_status (*work)(void *argument), void *argument,
                                            void **recording, int64_t *kernels);
-/* Queues all of it, in order with other work. *begun is 0, and becomes 1 when a part has been queued: after a failure
- * with it the work cannot be done another way. */
+/* Queues the recording in stream order. *begun is 0 and is set to 1 once a part has been queued: after a failure the
+ * caller then cannot queue the work directly. */
 typedef tch_status tch_recording_replay_op(void *state, void *recording, int32_t *begun);
-/* Called also outside begin and end, and while what was queued is still running. */
+/* Also called outside `begin` and `end`, and while a replay is still running. */
 typedef void tch_recording_release_op(void *state, void *recording);
 
 typedef struct tch_recording_ops {

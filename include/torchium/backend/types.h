@@ -1,4 +1,4 @@
-/* Element types and views that all chapters of the operations table share. */
+/* Element types and views used by all chapters of the operations table. */
 #ifndef TORCHIUM_BACKEND_TYPES_H
 #define TORCHIUM_BACKEND_TYPES_H
 
@@ -12,16 +12,16 @@ typedef enum tch_scalar {
     TCH_SCALAR_BF16 = 3,
     TCH_SCALAR_I32 = 4,
     TCH_SCALAR_I64 = 5,
-    TCH_SCALAR_BF16X2 = 6, /* split: see tch_matrices; only in scratch, only where an entry says so */
+    TCH_SCALAR_BF16X2 = 6, /* split, see tch_matrices; only in scratch and where an entry allows it */
     TCH_SCALAR_COUNT = 7
 } tch_scalar;
 
-/* A batch of row-major matrices: element (i, j) of matrix b is at data[b * stride + i * ld + j]. A stride of 0 repeats
- * one matrix, on inputs only.
+/* A batch of row-major matrices: element (i, j) of matrix b is at data[b * stride + i * ld + j]. Inputs may have a
+ * stride of 0, which repeats one matrix.
  *
- * The split type TCH_SCALAR_BF16X2 keeps a number as the sum of two bfloat16, its rounding and the rounding of what is
- * left, which is good to 17 bits and multiplies by three bfloat16 products. Matrix b is two planes, one after the
- * other: the high parts at (bfloat16 *)data + 2 * b * stride + i * ld + j, the low parts `stride` elements further. */
+ * The split type TCH_SCALAR_BF16X2 represents a number as the sum of two bfloat16, its rounding and the rounding of the
+ * remainder: 17 bits, multiplied by three bfloat16 products. Matrix b is two contiguous planes: the high parts at
+ * (bfloat16 *)data + 2 * b * stride + i * ld + j, the low parts `stride` elements after them. */
 typedef struct tch_matrices {
     void *data;
     tch_scalar type;

@@ -1,9 +1,8 @@
-/* Operations table, chapter 3: what the steps of optimizers do to parameters, gradients and states, element by element.
- * A backend without it offers no optimizer and no loss scaling.
+/* Operations table, chapter 3: optimizer steps on parameters, gradients and states. A backend without it supports
+ * neither optimizers nor loss scaling.
  *
- * All rectangles of a step are handed down in one call. What a step depends on (clocks, hyperparameters, the flag that
- * says to skip, the loss scale) is read on the device when the work runs, so that a recorded step sees their changes
- * and nothing waits for the host. */
+ * One call gets all rectangles of a step. Clocks, hyperparameters, the skip flag and the loss scale are read on the
+ * device when the work runs, so that a recorded step sees their changes and nothing waits for the host. */
 #ifndef TORCHIUM_BACKEND_UPDATE_H
 #define TORCHIUM_BACKEND_UPDATE_H
 
@@ -12,19 +11,19 @@
 #include <torchium/backend/types.h>
 #include <torchium/status.h>
 
-/* The clock of one parameter, on the device: the steps it has taken, and the numbers that follow for the step under
- * way. Parameters have clocks of their own since a gradient may be missing at some steps. */
+/* The clock of one parameter, on the device: its step count and what the current step derives from it. Each parameter
+ * has one, since gradients may be missing in some steps. */
 typedef struct tch_clock {
-    double step;         /* steps taken, the one under way included once `advance` has run */
-    double correction1;  /* 1 - beta1^step, or 1 where nothing is corrected */
+    double step;         /* steps with a gradient; after `advance` including the current one */
+    double correction1;  /* 1 - beta1^step, or 1 without bias correction */
     double correction2;  /* 1 - beta2^step, or 1 */
     double graft;        /* 1 - graft_beta2^step */
-    double factor[2];    /* a factor C becomes factor[0] G G' + factor[1] C */
-    float factor_f32[2]; /* the same two rounded */
-    double spare;        /* a clock is 64 bytes */
+    double factor[2];    /* C = factor[0] G G' + factor[1] C for a factor C */
+    float factor_f32[2]; /* both rounded to float32 */
+    double spare;        /* pads to 64 bytes */
 } tch_clock;
 
-/* The numbers of one group, on the device, so that a graph that is replayed sees their changes. */
+/* The hyperparameters of one group, on the device, so that a replayed graph sees their changes. */
 typedef struct tch_hyper {
     double lr;
     double beta1, beta2;
@@ -54,29 +53,29 @@ typedef enum tch_moments {
     TCH_MOMENTS_BF16 = 1,
     TCH_MOMENTS_CODES = 2
 } tch_moments;
-#define TCH_CODE_BLOCK 128 /* what a warp of a GPU holds, four elements a thread */
+#define TCH_CODE_BLOCK 128 /* a warp of a GPU with four elements per thread */
 
-/* One rectangle of one parameter. Element (i, j) lies at i * stride + j of the parameter, its master copy, its gradient
- * and its state, and at i * block_ld + j of the blocks, or at j * block_ld + i where they are transposed. Parameters
- * are dense, so a whole one is a rectangle of one row. What an operation does not use may be NULL. */
+/* One rectangle of one parameter. Element (i, j) is at i * stride + j of the parameter, its master copy, its gradient
+ * and its state, and at i * block_ld + j of the blocks, or at j * block_ld + i of transposed ones. Parameters are
+ * dense, so a whole one is a rectangle of one row. Pointers that an operation does not use may be NULL. */
 typedef struct tch_rect {
     void *param;     /* of param_type */
-    void *master;    /* the parameter in float32, or NULL: then it is the truth, and param its rounding */
-    void *grad;      /* of grad_type; read only, except by `inspect_gradients` */
+    void *master;    /* NULL, or the authoritative copy in float32, which is rounded to param */
+    void *grad;      /* of grad_type; only `inspect_gradients` writes to it */
     void *state[3];  /* of the type of the arithmetic; moments as tch_moments says */
-    float *scale[2]; /* of the codes of state[0] and state[1] */
+    float *scale[2]; /* of state[0] and state[1] as codes */
     void *block[2];  /* of block_type */
     const tch_clock *clock;
     int64_t rows, cols, stride, block_ld;
-    int64_t first;       /* the number, in its parameter, of element (0, 0): what random numbers count by */
-    int32_t parameter;   /* its number in the optimizer, for the same */
-    int32_t block_index; /* which of the numbers per block belong to it; rectangles of one block follow each other */
-    int32_t transposed;
-    int32_t by_column; /* of apply_rows: rows of the parameter are columns of the rectangle */
-    double factor;     /* of the learning rate, for this rectangle alone */
+    int64_t first;       /* index of element (0, 0) in its parameter: random numbers depend on it */
+    int32_t parameter;   /* its index in the optimizer, likewise */
+    int32_t block_index; /* into the arrays with one element per block; rectangles of a block are consecutive */
+    int32_t transposed;  /* of the blocks */
+    int32_t by_column;   /* apply_rows: rows of the parameter are columns of the rectangle */
+    double factor;       /* of this rectangle's learning rate */
 } tch_rect;
 
-/* What all operations on rectangles share. On the CPU and on a GPU the results are the same up to rounding, and do not
+/* Arguments shared by all operations on rectangles. Results on CPU and GPU are the same up to rounding and do not
  * depend on how rectangles are divided among calls. */
 typedef struct tch_update {
     const tch_rect *rects; /* on the host; read before the call returns */
@@ -84,19 +83,18 @@ typedef struct tch_update {
     tch_scalar real; /* the arithmetic and the state: F32, or F64 where parameters are float64 */
     tch_scalar param_type, grad_type, block_type;
     const tch_hyper *hyper;  /* on the device */
-    const int32_t *skip;     /* on the device, or NULL: where it is not 0 nothing is written, and nothing that was not
-                                finite reaches a state */
+    const int32_t *skip;     /* on the device, or NULL: if not 0 nothing is written */
     const float *grad_scale; /* on the device, or NULL: gradients are divided by it */
-    int32_t maximize;        /* gradients change their sign */
-    int32_t stochastic; /* a bfloat16 param without master is rounded up or down at random, so that its mean is right */
-    uint64_t seed;      /* of that: bits depend on seed, clock->step, parameter and element alone */
-    tch_moments moments; /* of `elementwise`; not REAL only where `real` is F32 and there is no amsgrad */
+    int32_t maximize;        /* gradients are negated */
+    int32_t stochastic;      /* unbiased stochastic rounding of a bfloat16 param without master */
+    uint64_t seed;           /* of it: random bits depend only on seed, clock->step, parameter and element */
+    tch_moments moments;     /* of `elementwise`; REAL unless `real` is F32, without amsgrad */
 } tch_update;
 
-/* The generator of stochastic rounding, the same on every device: 16 random bits for element `e` of parameter `p` at
- * step `t` are the low half of word e % 4 of Philox-4x32-10 with the counter (e / 4 low, e / 4 high, p, t) and the key
- * (seed low, seed high). They are added below the kept bits of the float32, and the sum is cut off; what is not finite
- * is rounded to nearest. Moments have the word of p + 2^31: state[0] its low half, state[1] its high half. */
+/* Stochastic rounding is the same on every device: the 16 random bits for element `e` of parameter `p` at step `t` are
+ * the low half of word e % 4 of Philox-4x32-10 with the counter (e / 4 low, e / 4 high, p, t) and the key (seed low,
+ * seed high). They are added below the kept bits of the float32, and the sum is truncated; non-finite values are
+ * rounded to nearest. Moments use the word of p + 2^31: state[0] its low half, state[1] its high half. */
 
 typedef enum tch_filter {
     TCH_FILTER_NONE = 0,    /* f is g */
@@ -104,58 +102,57 @@ typedef enum tch_filter {
     TCH_FILTER_NESTEROV = 2 /* the same s; f = beta1 s + (1 - beta1) g */
 } tch_filter;
 
-/* The step d of a method that Shampoo grafts: its norm is the step length, v is state[1]. */
+/* The direction d of the grafted method, whose norm Shampoo's step gets; v is state[1]. */
 typedef enum tch_graft {
     TCH_GRAFT_NONE = 0,
     TCH_GRAFT_SGD = 1,     /* d = f */
     TCH_GRAFT_ADAGRAD = 2, /* v = v + g^2; d = f / (sqrt(v) + graft_eps) */
-    TCH_GRAFT_RMSPROP = 3, /* v = graft_beta2 v + (1 - graft_beta2) g^2; d as before */
-    TCH_GRAFT_ADAM = 4     /* that v; d = f / (sqrt(v / clock->graft) + graft_eps) */
+    TCH_GRAFT_RMSPROP = 3, /* v = graft_beta2 v + (1 - graft_beta2) g^2; d as for ADAGRAD */
+    TCH_GRAFT_ADAM = 4     /* v as for RMSPROP; d = f / (sqrt(v / clock->graft) + graft_eps) */
 } tch_graft;
 
-/* What a product from both sides multiplies by: roots, which are symmetric and positive definite, or bases, whose rows
- * have length 1. */
+/* The factors of a two-sided product: roots, symmetric positive definite, or bases, whose rows are unit vectors. */
 typedef enum tch_sides { TCH_SIDES_ROOTS = 0, TCH_SIDES_INTO_BASES = 1, TCH_SIDES_OUT_OF_BASES = 2 } tch_sides;
 
 /* How `apply` scales block b. */
 typedef enum tch_block_scale {
     TCH_BLOCK_AS_IS = 0,
     TCH_BLOCK_GRAFT = 1,    /* target_norms[b] / norms[b], 0 where norms[b] is 0 */
-    TCH_BLOCK_UNIT_RMS = 2, /* sqrt(target_norms[b]) / norms[b], 0 where norms[b] is 0; a target is an element count */
-    TCH_BLOCK_CLIP_RMS = 3  /* the same, and at most 1 */
+    TCH_BLOCK_UNIT_RMS = 2, /* sqrt(target_norms[b]) / norms[b], 0 where norms[b] is 0; targets are element counts */
+    TCH_BLOCK_CLIP_RMS = 3  /* the same, at most 1 */
 } tch_block_scale;
 
-/* How clocks turn hyperparameters into a factor's weights. */
+/* The weights of a factor's update, which `advance` computes: factor[0] and factor[1]. */
 typedef enum tch_factor_rule {
     TCH_FACTOR_SUM = 0, /* 1 and 1 */
     TCH_FACTOR_EMA = 1, /* 1 - beta2 and beta2 */
     TCH_FACTOR_CORRECTED =
-        2 /* (1 - beta2) / (1 - beta2^step), and 1 less that: the factor is always the corrected one */
+        2 /* w = (1 - beta2) / (1 - beta2^step) and 1 - w: the factor is bias-corrected at every step */
 } tch_factor_rule;
 
-/* What blocks that are matrices meet between `gather` and `apply`, all of it along rows and along columns. */
+/* The factors and roots or bases of a batch of blocks, for their rows and for their columns. */
 typedef struct tch_block_sides {
-    tch_matrices blocks;     /* their shape in a work buffer; no data */
-    void *buffers[2];        /* the work buffers that block[0] and block[1] of the rectangles lead into, or NULL */
-    tch_matrices factors[2]; /* as they are kept: where `ld` is 0 packed as `pack` does it, `stride` elements apart */
-    tch_matrices sides[2];   /* the same of roots or bases */
-    void *room;              /* to unpack those that are packed */
+    tch_matrices blocks;     /* the shape in a work buffer; no data */
+    void *buffers[2];        /* the work buffers that contain block[0] and block[1] of the rectangles, or NULL */
+    tch_matrices factors[2]; /* as stored: if `ld` is 0 packed as by `pack`, `stride` elements apart */
+    tch_matrices sides[2];   /* roots or bases, as stored */
+    void *room;              /* to unpack packed ones */
 } tch_block_sides;
 
-/* How `gather` makes blocks of gradients. */
+/* How `gather` converts gradients to blocks. */
 typedef struct tch_gathering {
     tch_filter filter;
     int32_t l2; /* weight_decay p is added to g */
     tch_graft graft;
-    double *norms; /* with a graft: norms[block_index] becomes |d|, or NULL: d takes f's place */
+    double *norms; /* with a graft: norms[block_index] = |d|; NULL: d replaces f */
     void *scratch; /* with a graft: TCH_SCRATCH_GRAFT bytes */
-    /* NULL, or the only use of the blocks is by `update_factors` and `precondition` with these: a backend may then keep
-     * them in another type, at the front of their buffers, if no bit of the results depends on it. */
+    /* Not NULL if only `update_factors` and `precondition` with these sides use the blocks: a backend may then store
+     * them in another type, at the beginning of their buffers, if the results are bitwise the same. */
     const tch_block_sides *sides;
-    uint32_t *notes[2]; /* with sides: what the backend notes of each block for those two, of g and of f */
+    uint32_t *notes[2]; /* with sides: private to the backend, per block of g and of f, for these two operations */
 } tch_gathering;
 
-/* Blocks as they have been gathered. `notes` is NULL where there are none. */
+/* Blocks from `gather`; `notes` may be NULL. */
 typedef struct tch_blocks {
     tch_matrices matrices;
     const uint32_t *notes;
@@ -164,12 +161,12 @@ typedef struct tch_blocks {
 /* Y = L X R', or L' X R out of bases. */
 typedef struct tch_preconditioner {
     tch_sides sides;
-    const tch_matrices *left, *right; /* as they are kept, see tch_block_sides; one of them may be NULL, for I */
+    const tch_matrices *left, *right; /* as stored, see tch_block_sides; NULL for one of them: I */
     void *room;                       /* to unpack them */
-    int32_t rounded;                  /* float32 operands may be rounded to 11 bits (TF32), with sums in float32 */
+    int32_t rounded;                  /* float32 operands may be rounded to 11 bits (TF32), with float32 accumulation */
 } tch_preconditioner;
 
-/* How factors are updated. Those of rows and of columns, and `root`, are as they are kept, see tch_block_sides. */
+/* How factors are updated. `rows`, `columns` and `root` are as stored, see tch_block_sides. */
 typedef struct tch_factor_update {
     const tch_clock *clock;
     const tch_matrices *rows, *columns; /* one of them may be NULL */
@@ -177,26 +174,26 @@ typedef struct tch_factor_update {
     void *room;                         /* to unpack those that are packed */
     void *scratch;                      /* of any size, 0 too: time may depend on it, but no bit of the result */
     int64_t scratch_bytes;
-    /* NULL, or with one factor alone the root X of the other side: rows take scale A X in place of A, and columns
-     * scale X A, computed in `product`, a work buffer of the size of A in the arithmetic's type. */
+    /* NULL, or for a single factor the root X of the other side: scale A X replaces A for rows, scale X A for columns.
+     * It is computed in `product`, a work buffer as large as A in the type of the arithmetic. */
     const tch_matrices *root;
     double scale;
     void *product;
 } tch_factor_update;
 
-/* The optimizers that update every element by itself. */
+/* The elementwise optimizers. */
 typedef enum tch_elementwise_kind {
     TCH_ELEMENTWISE_ADAMW = 0,
     TCH_ELEMENTWISE_SGD = 1,
     TCH_ELEMENTWISE_LION = 2
 } tch_elementwise_kind;
 
-/* Weight decay, with u the final direction of the step: the learning rate and `factor` times it is subtracted. */
+/* Weight decay; the step subtracts lr factor u, with u its direction. */
 typedef enum tch_decay {
     TCH_DECAY_DECOUPLED = 0, /* p = p (1 - lr weight_decay), before the step */
-    TCH_DECAY_L2 = 1,        /* g = g + weight_decay p, by `gather` and `elementwise`; `apply` decays nothing */
-    TCH_DECAY_CAUTIOUS = 2,  /* decoupled, of the elements with u p >= 0 alone */
-    TCH_DECAY_WHOLE = 3      /* of `apply`: p = 0, before the step */
+    TCH_DECAY_L2 = 1,        /* g = g + weight_decay p, in `gather` and `elementwise`; `apply` does not decay */
+    TCH_DECAY_CAUTIOUS = 2,  /* decoupled, only of elements with u p >= 0 */
+    TCH_DECAY_WHOLE = 3      /* `apply`: p = 0 before the step */
 } tch_decay;
 
 typedef struct tch_elementwise_rule {
@@ -206,41 +203,41 @@ typedef struct tch_elementwise_rule {
     int32_t nesterov; /* SGD */
 } tch_elementwise_rule;
 
-/* --- numbers of a step ------------------------------------------------------------------------------------------- */
+/* --- skipping and clocks ----------------------------------------------------------------------------------------- */
 
-/* *found = 1 and *found_inf = 1 if a gradient of the rectangles is not finite; otherwise they stay. Either may be NULL.
- * With `unscale` gradients are divided by *grad_scale in place, where that is not NULL, and looked at before and after.
- * Not stopped by skip. */
+/* *found = 1 and *found_inf = 1 if a gradient of the rectangles is not finite; otherwise unchanged. Either may be NULL.
+ * With `unscale` gradients are divided by *grad_scale in place, if it is not NULL, and checked before and after.
+ * Ignores skip. */
 typedef tch_status tch_inspect_gradients_op(void *state, const tch_update *update, int32_t unscale, int32_t *found,
                                             float *found_inf);
-/* skip = found or found_inf or the agreement says so; counts[0] grows by 1, and counts[1] by 1 where skip is set. Each
- * input may be NULL, for no. The agreement is a number and its complement, of which the largest over the ranks of a
- * group was taken: ranks came with different ones where it is no longer the complement. */
+/* skip = found or found_inf or a disagreement of ranks; counts[0] += 1, and counts[1] += 1 if skip is set. NULL inputs
+ * count as 0. `agreement` is the maximum over the ranks of a number and of its complement, which are no longer
+ * complements if ranks had different numbers. */
 typedef tch_status tch_decide_skip_op(void *state, const int32_t *found, const float *found_inf,
                                       const int32_t *agreement, int32_t *skip, double *counts);
-/* Every clock takes a step, unless skip is set (the other numbers are filled in all the same): step + 1, corrections
- * from beta1, beta2 and graft_beta2 (correction1 and correction2 are 1 where `correct` is 0), factor weights by the
- * rule, which are 0 and 1 where skip is set. `clocks` is an array on the host of addresses on the device. */
+/* Advances every clock: step += 1 unless skip is set; corrections from beta1, beta2 and graft_beta2 (correction1 and
+ * correction2 are 1 if `correct` is 0); factor weights by the rule, or 0 and 1 if skip is set. `clocks` is a host array
+ * of device addresses. */
 typedef tch_status tch_advance_op(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
                                   const int32_t *skip, int32_t correct, tch_factor_rule rule);
 
 /* --- steps ------------------------------------------------------------------------------------------------------- */
 
-/* As PyTorch defines them, but for the decay: AdamW: p = p (1 - lr weight_decay); m (state[0]) = beta1 m + (1 - beta1)
- * g; v (state[1]) = beta2 v + (1 - beta2) g^2; p = p - lr factor m / correction1 / (sqrt(v / correction2) + eps), v
- * being the largest so far (state[2]) with amsgrad.
+/* As in PyTorch, except for the decay. AdamW: p = p (1 - lr weight_decay); m (state[0]) = beta1 m + (1 - beta1) g; v
+ * (state[1]) = beta2 v + (1 - beta2) g^2; p = p - lr factor m / correction1 / (sqrt(v / correction2) + eps). With
+ * amsgrad the maximum of v so far (state[2]) replaces v.
  *
  * SGD: with momentum != 0, buffer (state[0]) = momentum buffer + (1 - dampening) g, or g at the first step of the
- * clock; nesterov: g = g + momentum buffer, else g = buffer; p = p (1 - lr weight_decay) - lr g. state[0] may be NULL,
- * for no momentum.
+ * clock; nesterov: g = g + momentum buffer, else g = buffer; p = p (1 - lr weight_decay) - lr g. state[0] is NULL
+ * without momentum.
  *
- * Lion: c = beta1 m + (1 - beta1) g, m being state[0] as it was; p = p (1 - lr weight_decay) - lr factor sign(c), the
- * sign of 0 and of a NaN being 0; m = beta2 m + (1 - beta2) g. */
+ * Lion: c = beta1 m + (1 - beta1) g with the previous m (state[0]); p = p (1 - lr weight_decay) - lr factor sign(c),
+ * where the sign of 0 and NaN is 0; m = beta2 m + (1 - beta2) g. */
 typedef tch_status tch_elementwise_op(void *state, const tch_update *update, const tch_elementwise_rule *rule);
-/* Reads gradients into blocks: g to block[0] and, with a filter, f to block[1]; with a graft, v takes g in, and the
- * norm of d is taken or d is written in place of f, or of g without a filter. Norms are summed in a fixed order over
- * the rectangles of a block. Where skip is set blocks are zeroed. Either block may be NULL, but for that of a d that is
- * written. *chosen is the type that the blocks have, block_type without sides; it may be NULL there. */
+/* Converts gradients to blocks: g to block[0] and, with a filter, f to block[1]. With a graft, v is updated, and the
+ * norm of d is stored, or d replaces f (g without a filter). Norms are summed in a fixed order over the rectangles of a
+ * block. If skip is set blocks are zeroed. Either block may be NULL unless d is written to it. *chosen is set to the
+ * type of the blocks, block_type without sides; without them it may be NULL. */
 typedef tch_status tch_gather_op(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen);
 /* Adds the Gram matrices of A to its factors: rows = clock->factor[0] A A' + clock->factor[1] rows, and columns likewise
  * with A' A. Both triangles are written, unless they are packed. */
@@ -249,26 +246,26 @@ typedef tch_status tch_update_factors_op(void *state, const tch_blocks *a, const
  * one it may not, and `other` is not used. norms[i] becomes |Y_i| where norms is not NULL. */
 typedef tch_status tch_precondition_op(void *state, const tch_preconditioner *preconditioner, const tch_blocks *x,
                                        void *other, const tch_matrices *y, double *norms);
-/* Adam inside blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
- * times sqrt(correction2) / correction1. `notes` as in `gather`, of block[1], or NULL. */
+/* Adam on blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
+ * sqrt(correction2) / correction1. `notes` as in `gather`, for block[1], or NULL. */
 typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update, uint32_t *notes);
-/* d = block[1], or block[0] where that is NULL, scaled by the rule; with momentum != 0 and state[2] not NULL, buffer
- * (state[2]) = momentum buffer + d; d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) as
- * `decay` says; p = p - lr factor d. Where skip is set, norms of these blocks become -1 and nothing else changes. */
+/* d = block[1], or block[0] if that is NULL, scaled as `scale` says; with momentum != 0 and state[2] not NULL, buffer
+ * (state[2]) = momentum buffer + d and d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) as
+ * `decay` says; p = p - lr factor d. If skip is set, norms of these blocks are set to -1 and nothing else changes. */
 typedef tch_status tch_apply_op(void *state, const tch_update *update, tch_block_scale scale,
                                 const double *target_norms, double *norms, int32_t nesterov, tch_decay decay);
-/* NorMuon's step, for blocks of one rectangle each, whose rows are those of the rectangle, or its columns where
- * by_column is set: v (state[1], one number for each row) = beta2 v + (1 - beta2) times the mean of block[0]^2 over the
- * row; d is block[0] with every row divided by sqrt(v) + eps, and 0 where that is 0; norms[block_index] = |d|; p = p (1
- * - lr weight_decay) as `decay` says, less lr factor d / |d|, 0 being taken where the norm is 0. Sums are in double and
- * in a fixed order. `parts` has room for one number for every row of all rectangles. */
+/* NorMuon's step, for blocks of one rectangle each, whose rows are the rectangle's rows, or its columns with by_column:
+ * v (state[1], one element per row) = beta2 v + (1 - beta2) (mean of block[0]^2 over the row); d is block[0] with each
+ * row divided by sqrt(v) + eps, 0 where that is 0; norms[block_index] = |d|; p = p (1 - lr weight_decay) as `decay`
+ * says, then p = p - lr factor d / |d| unless |d| is 0. Sums are float64, in a fixed order. `parts` has one element per
+ * row of all rectangles. */
 typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, double *norms, double *parts,
                                      tch_decay decay);
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
-/* PyTorch's rule: with *found_inf, scale = scale backoff and tracker = 0; otherwise tracker + 1, and at `interval`
- * scale = scale growth, unless that is infinite, and tracker = 0. */
+/* PyTorch's rule: if *found_inf, scale = scale backoff and tracker = 0; otherwise tracker += 1, and when it reaches
+ * `interval`, scale = scale growth, unless that is infinite, and tracker = 0. */
 typedef tch_status tch_update_scale_op(void *state, float *scale, int32_t *tracker, const float *found_inf,
                                        double growth, double backoff, int32_t interval);
 
@@ -281,10 +278,10 @@ typedef struct tch_update_ops {
     tch_gather_op *gather;
     tch_update_factors_op *update_factors;
     tch_precondition_op *precondition;
-    tch_rotated_adam_op *rotated_adam; /* Shampoo's grafting has no way to a v that lies by blocks */
+    tch_rotated_adam_op *rotated_adam; /* its v has the layout of blocks, unlike that of grafting */
     tch_apply_op *apply;
-    tch_apply_rows_op *apply_rows;     /* sums over rows of the parameter, which `apply` knows none of */
-    tch_update_scale_op *update_scale; /* what it changes stays on the device */
+    tch_apply_rows_op *apply_rows; /* sums over rows of the parameter, unlike `apply` */
+    tch_update_scale_op *update_scale;
 } tch_update_ops;
 
 #endif
