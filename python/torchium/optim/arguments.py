@@ -118,7 +118,7 @@ def grouped_options(who: str, known: Mapping[str, Any], arguments: Mapping[str, 
             continue
         if not isinstance(value, (cls, Mapping)):
             kind = type(value).__name__
-            raise TypeError(f"{who}: {group} must be a {cls.__name__} or a dictionary of its arguments, got {kind!r}")
+            raise TypeError(f"{who}: {group} must be {cls.__name__} or a dictionary of its arguments, got {kind!r}")
         names = {field.name: field.default for field in fields(cls)}
         given = dict(value) if isinstance(value, Mapping) else {name: getattr(value, name) for name in names}
         for name, setting in given.items():

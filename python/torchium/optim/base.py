@@ -234,6 +234,10 @@ class TorchiumOptimizer(Sharing):
             if "params" not in param_group:
                 raise ValueError(f"{type(self).__name__}: a group must have 'params', its parameters")
             self._unwrap_names(param_group)
+            if any("param_names" in group for group in self.param_groups):  # PyTorch requires names for all or none
+                count = 1 if isinstance(param_group["params"], torch.Tensor) else len(param_group["params"])
+                unnamed = [f"parameter {i} of group {len(self.param_groups)}" for i in range(count)]
+                param_group.setdefault("param_names", unnamed)
             self._warn_of_unknown(param_group)
             self._warn_of_patterns(param_group.get("use_adamw"), [param_group])
         super().add_param_group(param_group)

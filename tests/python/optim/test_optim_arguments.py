@@ -68,7 +68,7 @@ REFUSED = [
         {"memory": MemoryArguments(root_dtype="bfloat16")},
         r"SOAP: memory has 'root_dtype', which SOAP does not use",
     ),
-    (SOAP, {"adamw": 0.1}, r"SOAP: adamw must be a AdamWArguments or a dictionary of its arguments, got 'float'"),
+    (SOAP, {"adamw": 0.1}, r"SOAP: adamw must be AdamWArguments or a dictionary of its arguments, got 'float'"),
     (SOAP, {"adamw": {"lr": 0.1}, "adamw_lr": 0.2}, r"SOAP\(\) got 'adamw_lr' twice"),
     (torchium.optim.Lion, {"adamw": {"lr": 0.1}}, r"Lion\(\) got an unexpected argument 'adamw'"),
     (torchium.optim.Muon, {"memori": {}}, r"Muon\(\) got an unexpected argument 'memori': Muon calls it 'memory'"),

@@ -260,6 +260,12 @@ def test_a_vocabulary_among_parameters_is_noticed_once():
         optimizer.add_param_group({"params": [("late", parameter(10_001, 8))]})
 
 
+def test_a_group_without_names_is_added():
+    optimizer = torchium.optim.Muon(nn.Linear(3, 3))
+    optimizer.add_param_group({"params": parameter(4, 4), "lr": 0.1})
+    assert "parameter 0 of group" in str(optimizer.summary())
+
+
 def test_vectors_alone_are_noticed():
     """As FSDP1 gives them."""
     with pytest.warns(UserWarning, match="Muon was given no matrix.*FSDP1") as caught:
