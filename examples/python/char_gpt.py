@@ -1,11 +1,10 @@
 """A small GPT on characters, trained with AdamW, Muon, SOAP and Shampoo side by side.
 
     python char_gpt.py                                          # text from grammar.py; a minute for each on two cores
-    python char_gpt.py --text book.txt --steps 5000 --layers 6 --width 384 --context 256 --batch 64   # wants a GPU
+    python char_gpt.py --text book.txt --steps 5000 --layers 6 --width 384 --context 256 --batch 64   # on a GPU
 
 On a GPU it trains under bf16 autocast; `--precision fp16` uses a GradScaler. Every optimizer starts from the same
-weights and sees the same batches. The model is the usual one: blocks of attention and of a feed-forward part, each
-behind a normalization.
+weights and sees the same batches. The model is a pre-norm transformer.
 """
 
 from pathlib import Path
@@ -42,7 +41,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        # Three matrices rather than one of three times the height: each is preconditioned as what it is.
+        # Three matrices rather than a fused one: each is preconditioned separately.
         self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.project = nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
