@@ -86,14 +86,18 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name in _NAMES:
-        module, attribute = _NAMES[name]
-        value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = (name, "") if name in _MODULES else _NAMES.get(name, ("", ""))
+    if not module:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value: Any = importlib.import_module(f"{__name__}.{module}")
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            error.msg = f"torchium.{name} needs PyTorch, which is not installed in this environment: pip install torch"
+        raise
+    if attribute:
+        value = globals()[name] = getattr(value, attribute)
+    return value
 
 
 def __dir__() -> list[str]:

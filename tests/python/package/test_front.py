@@ -20,6 +20,13 @@ def test_an_import_loads_nothing_more(code, unwanted):
     assert run_python("-c", f"{code}; import sys; print({unwanted} & set(sys.modules))") == "set()"
 
 
+@pytest.mark.parametrize("name", ["optim", "GhostClipping"])
+def test_a_missing_pytorch_is_named(name):
+    code = "import sys; sys.modules['torch'] = None; import torchium\ntry:\n "
+    code += f"torchium.{name}\nexcept ImportError as error:\n print(error)"
+    assert f"torchium.{name} needs PyTorch" in run_python("-c", code)
+
+
 @pytest.mark.parametrize("name", torchium.__all__)
 def test_public_names_are_there(name):
     assert getattr(torchium, name) is not None
