@@ -104,7 +104,7 @@ def compare(shown, rows, row, expression):
     mantissa, _, exponent = shown.partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
     if abs(float(shown) - value) > 0.5001 * unit:
-        raise Wrong(f"{shown} stands there, {value:.5g} was measured")
+        raise Wrong(f"the page has {shown}, measured: {value:.5g}")
 
 
 def cells(line):

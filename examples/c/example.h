@@ -1,5 +1,5 @@
-/* What the examples share: a check that ends the program, where a real one would handle the error, and points of the
- * plane on the arms of a spiral, to be told apart by a small network. */
+/* Shared by the examples: a check that exits, where a real program would handle the error, and points on the arms of a
+ * spiral, for a small network to classify. */
 #ifndef EXAMPLE_H
 #define EXAMPLE_H
 
