@@ -70,7 +70,8 @@ static batch repeated_batch(tch_context *context, tch_scalar type, int64_t count
  * matrix. */
 typedef struct half {
     double c0, c1, c2;
-    const batch *a, *b, *d; /* d may be NULL */
+    const batch *a, *b, *d;     /* d may be NULL */
+    const double *left, *right; /* the values of A and B */
     batch c;
     const double *scale; /* on the host, and on the device; NULL for 1 */
     double *scale_there;
@@ -82,12 +83,25 @@ static double value(const batch *b, int64_t z, int64_t i, int64_t j)
     return batch_get(b, b->image, z, i, j);
 }
 
+/* All values, row by row: decoding them in each sum takes most of the time of large batches. */
+static double *values_of(const batch *b)
+{
+    double *values = test_alloc((size_t)(b->m.batch * b->m.rows * b->m.cols) * sizeof *values);
+    for (int64_t row = 0; row < b->m.batch * b->m.rows; row++) {
+        for (int64_t j = 0; j < b->m.cols; j++) {
+            values[row * b->m.cols + j] = value(b, row / b->m.rows, row % b->m.rows, j);
+        }
+    }
+    return values;
+}
+
 static void check_element(const half *h, const void *got, int64_t z, int64_t i, int64_t j)
 {
-    int64_t k = h->a->m.cols;
+    int64_t k = h->a->m.cols, n = h->c.m.rows;
+    const double *row = h->left + (z * n + i) * k, *other = h->right + (z * n + j) * k;
     double sum = 0.0, magnitude = 0.0;
     for (int64_t l = 0; l < k; l++) {
-        double product = value(h->a, z, i, l) * value(h->b, z, j, l);
+        double product = row[l] * other[l];
         sum += product;
         magnitude += fabs(product);
     }
@@ -131,12 +145,14 @@ static void check_blocks(const half *h, const void *got, uint64_t stream)
 static void check_mirror(const half *h, void *got)
 {
     size_t size = tch_dtype_size(h->c.dtype);
-    int64_t n = h->c.m.rows;
-    for (int64_t e = 0; e < h->c.m.batch * h->c.planes * n * n; e++) {
-        int64_t plane = e / (n * n), i = e / n % n, j = e % n;
-        CHECK(j >= i ||
-                  memcmp(batch_element(&h->c, got, plane, i, j), batch_element(&h->c, got, plane, j, i), size) == 0,
-              "(%lld, %lld) of plane %lld is not its mirror image", (long long)i, (long long)j, (long long)plane);
+    int64_t n = h->c.m.rows, ld = h->c.m.ld;
+    for (int64_t row = 0; row < h->c.m.batch * h->c.planes * n; row++) {
+        int64_t plane = row / n, i = row % n;
+        const char *left = batch_element(&h->c, got, plane, i, 0), *above = batch_element(&h->c, got, plane, 0, i);
+        for (int64_t j = 0; j < i; j++) {
+            CHECK(memcmp(left + (size_t)j * size, above + (size_t)(j * ld) * size, size) == 0,
+                  "(%lld, %lld) of plane %lld is not its mirror image", (long long)i, (long long)j, (long long)plane);
+        }
     }
 }
 
@@ -188,8 +204,9 @@ static bool is_left_out(const size_case *size)
     return device_is_emulated() ? size != sizes : test_on_cpu() && size->batch * size->n * size->n > 1 << 20;
 }
 
-static void check_symmetric(tch_context *context, tch_scalar type, tch_scalar out, const size_case *size,
-                            uint64_t stream)
+/* Into one type or two, from the same matrices. */
+static void check_symmetric(tch_context *context, tch_scalar type, tch_scalar out, tch_scalar other,
+                            const size_case *size, uint64_t stream)
 {
     static const char *const terms[] = {"A B", "I + A B", "I + D + A B"};
     size_t mark = test_mark();
@@ -197,13 +214,16 @@ static void check_symmetric(tch_context *context, tch_scalar type, tch_scalar ou
     batch a = random_batch(context, type, count, n, n, size->gap, true, stream + 1);
     batch b = random_batch(context, type, count, n, n, size->gap + 8, true, stream + 2);
     batch d = random_batch(context, type, count, n, n, size->gap + 16, true, stream + 3);
-    half h = {.c2 = 1.25, .a = &a, .b = &b, .c = batch_make(context, out, count, n, n, size->gap)};
-    for (int i = 0; i < 3; i++) {
-        test_case("%lld x %lld, type %d, gap %lld: %s", (long long)count, (long long)n, (int)type, (long long)size->gap,
-                  terms[i]);
-        h.c0 = i > 0 ? 0.75 : 0.0;
-        h.c1 = i > 1 ? -20.0 : 0.0; /* of the sums' magnitude, so that a misplaced D is detected */
-        h.d = i > 1 ? &d : NULL;
+    half h = {.c2 = 1.25, .a = &a, .b = &b, .left = values_of(&a), .right = values_of(&b)};
+    for (int i = 0; i < (out == other ? 3 : 6); i++) {
+        test_case("%lld x %lld, types %d to %d, gap %lld: %s", (long long)count, (long long)n, (int)type,
+                  (int)(i < 3 ? out : other), (long long)size->gap, terms[i % 3]);
+        if (i % 3 == 0) {
+            h.c = batch_make(context, i < 3 ? out : other, count, n, n, size->gap);
+        }
+        h.c0 = i % 3 > 0 ? 0.75 : 0.0;
+        h.c1 = i % 3 > 1 ? -20.0 : 0.0; /* of the sums' magnitude, so that a misplaced D is detected */
+        h.d = i % 3 > 1 ? &d : NULL;
         check_half(context, &h, false, 101 + (uint64_t)i);
     }
     test_release_since(mark);
@@ -215,7 +235,7 @@ TEST(symmetric_products)
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         if (!is_left_out(&sizes[s])) {
             tch_scalar type = fastest_type(context);
-            check_symmetric(context, type, type, &sizes[s], 3 * s);
+            check_symmetric(context, type, type, type, &sizes[s], 3 * s);
         }
     }
 }
@@ -226,8 +246,7 @@ TEST(split_products)
     tch_context *context = *state;
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0] && tchi_product_rates(context).bf16x2 > 0.0; s++) {
         if (sizes[s].n % 8 == 0 && sizes[s].gap % 8 == 0 && !is_left_out(&sizes[s])) {
-            check_symmetric(context, TCH_SCALAR_BF16X2, TCH_SCALAR_BF16X2, &sizes[s], 500 + 3 * s);
-            check_symmetric(context, TCH_SCALAR_BF16X2, TCH_SCALAR_F64, &sizes[s], 600 + 3 * s);
+            check_symmetric(context, TCH_SCALAR_BF16X2, TCH_SCALAR_BF16X2, TCH_SCALAR_F64, &sizes[s], 500 + 3 * s);
         }
     }
 }
@@ -240,7 +259,8 @@ static void check_gram(tch_context *context, tch_scalar type, tch_scalar out, co
     test_case("%lld x %lld, type %d, k %lld, gap %lld: A A'", (long long)size->batch, (long long)size->n, (int)type,
               (long long)k, (long long)gap);
     batch a = random_batch(context, type, size->batch, size->n, k, gap, false, stream);
-    half h = {.c2 = -0.5, .a = &a, .b = &a};
+    half h = {.c2 = -0.5, .a = &a, .b = &a, .left = values_of(&a)};
+    h.right = h.left;
     h.c = batch_make(context, out, size->batch, size->n, size->n, size->gap);
     check_half(context, &h, true, 104);
     test_release_since(mark);
@@ -253,7 +273,7 @@ TEST(products_of_mixed_types)
     for (int i = 0; i < 6 && !test_on_cpu(); i++) {
         tch_scalar in = i % 2 == 0 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
         tch_scalar out = i % 2 == 0 ? TCH_SCALAR_F32 : TCH_SCALAR_F64;
-        check_symmetric(*state, in, out, &mixed[i / 2], 700 + 3 * (uint64_t)i);
+        check_symmetric(*state, in, out, out, &mixed[i / 2], 700 + 3 * (uint64_t)i);
         check_gram(*state, in, out, &mixed[i / 2], 33, 800 + (uint64_t)i);
     }
 }
@@ -296,6 +316,8 @@ static void check_scaled(tch_context *context, const scaled_case *c, int64_t cou
     batch b = random_batch(context, c->in, count, n, n, 0, true, 402);
     batch d = random_batch(context, c->in, count, n, n, 16, true, 403);
     half h = {.c2 = 0.75, .a = &a, .b = gram ? &a : &b, .scale = scale, .scale_there = there, .exponent = c->exponent};
+    h.left = values_of(&a);
+    h.right = gram ? h.left : values_of(&b);
     h.c = batch_make(context, c->out, count, n, n, 8);
     if (c->with_d) {
         h.c0 = 0.5;

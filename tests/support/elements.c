@@ -1,5 +1,5 @@
-/* A floating type is described by its precision and smallest exponent; rounding scales in double, which is exact
- * because double represents every value of the narrower types. */
+/* A floating type is described by its precision and smallest numbers; rounding works on doubles, which represent every
+ * value of the narrower types. */
 #include "elements.h"
 
 #include <math.h>
@@ -8,24 +8,29 @@
 typedef struct format {
     int precision;     /* bits of the significand, the hidden one included */
     int last_exponent; /* the smallest positive number is 2^last_exponent */
+    double normal;     /* the smallest number with all bits */
     double largest;
 } format;
 
-static const format half_format = {11, -24, 65504.0};
-static const format bfloat_format = {8, -133, 0x1.fep127};
+static const format half_format = {11, -24, 0x1p-14, 65504.0};
+static const format bfloat_format = {8, -133, 0x1p-126, 0x1.fep127};
 
 static double round_to_format(double value, const format *target)
 {
     if (!isfinite(value) || value == 0.0) {
         return value;
     }
-    int exponent;
-    (void)frexp(value, &exponent);
-    int quantum = exponent - target->precision;
-    if (quantum < target->last_exponent) {
-        quantum = target->last_exponent;
+    double rounded;
+    if (fabs(value) >= target->normal) { /* on the bits: with ldexp this is most of the time of large cases */
+        const uint64_t last = UINT64_C(1) << (53 - target->precision);
+        uint64_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        bits += last / 2 - 1 + ((bits & last) != 0);
+        bits &= ~(last - 1);
+        memcpy(&rounded, &bits, sizeof rounded);
+    } else {
+        rounded = ldexp(rint(ldexp(value, -target->last_exponent)), target->last_exponent);
     }
-    double rounded = ldexp(rint(ldexp(value, -quantum)), quantum);
     return fabs(rounded) > target->largest ? copysign(INFINITY, value) : rounded;
 }
 

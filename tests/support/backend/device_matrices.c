@@ -175,16 +175,23 @@ void batch_fill(const batch *b, double magnitude, uint64_t stream)
     }
 }
 
+/* Compares a run of elements with the host image. */
+static void check_unwritten(const batch *b, const void *after, int64_t from, int64_t to)
+{
+    size_t size = tch_dtype_size(b->dtype), byte = (size_t)(GUARD + from) * size;
+    CHECK(memcmp((const char *)after + byte, b->image + byte, (size_t)(to - from) * size) == 0,
+          "elements beside the matrices were written, of %lld to %lld", (long long)from, (long long)to);
+}
+
 void batch_check_guards(const batch *b, const void *after)
 {
-    int64_t size = (int64_t)tch_dtype_size(b->dtype);
-    for (int64_t at = -GUARD; at < b->bytes / size - GUARD; at++) {
-        bool between = at < 0 || at >= b->m.batch * b->planes * b->m.stride || at % b->m.ld >= b->m.cols ||
-                       at % b->m.stride / b->m.ld >= b->m.rows;
-        int64_t byte = (GUARD + at) * size;
-        CHECK(!between || memcmp((const char *)after + byte, b->image + byte, (size_t)size) == 0,
-              "element %lld beside the matrices was written", (long long)at);
+    int64_t end = b->m.batch * b->planes * b->m.stride;
+    check_unwritten(b, after, -GUARD, 0);
+    for (int64_t row = 0; row < end; row += b->m.ld) {
+        bool unused = row % b->m.stride / b->m.ld >= b->m.rows;
+        check_unwritten(b, after, row + (unused ? 0 : b->m.cols), row + b->m.ld);
     }
+    check_unwritten(b, after, end, end + GUARD);
 }
 
 void *batch_largest(tch_context *context, const batch *b)
