@@ -169,6 +169,9 @@ static void check_spectrum(tch_context *context, const settings *s, spectrum_kin
     test_tensor_write(t.a, k.a);
     for (int i = 0; i < ROOTS * s->dampings * s->tolerances; i++) {
         tch_root_config how = TCH_ROOT_CONFIG_INIT;
+        if ((i + i / ROOTS + (int)kind) % 2 == 1) {
+            continue; /* half of the roots with each damping and tolerance, the others with the next spectrum */
+        }
         how.relative_eps = s->damping[i / ROOTS % s->dampings];
         how.tolerance = s->tolerance[i / ROOTS / s->dampings];
         check_methods(&t, kind, &k, roots[i % ROOTS], &how);
