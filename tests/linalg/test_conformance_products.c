@@ -1,7 +1,8 @@
-/* Products vs plain float64 sums, element by element. A sum of k products in arithmetic with unit roundoff u, in any
- * order and with or without fused multiply-add, differs from the exact one by at most gamma(k) |A||B| with gamma(k) = k
- * u / (1 - k u); scaling, accumulation and the reference's own float64 rounding add a few u more. Half types are
- * computed in float32 and rounded once, which adds one rounding of the result. */
+/* Products vs plain float64 sums, element by element; chunked ones are in test_streamed.c. A sum of k products in
+ * arithmetic with unit roundoff u, in any order and with or without fused multiply-add, differs from the exact one by
+ * at most gamma(k) |A||B| with gamma(k) = k u / (1 - k u); scaling, accumulation and the reference's own float64
+ * rounding add a few u more. Half types are computed in float32 and rounded once, which adds one rounding of the
+ * result. */
 #include "support/elements.h"
 #include "support/linalg/cases.h"
 #include "support/linalg/reference.h"
@@ -33,13 +34,12 @@ static void finish(test_tensor *a, test_tensor *b, test_tensor *out)
     test_tensor_check_written(out, "out");
 }
 
-static void check_matmul_with(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t budget)
+static void check_matmul(tch_context *context, const test_variation *v, tch_dtype dtype)
 {
     test_tensor *a = test_case_random(context, v, dtype, v->n, v->k, v->in, 1);
     test_tensor *b = test_case_random(context, v, dtype, v->k, v->m, v->in == LAYOUT_EXPANDED ? v->out : v->in, 2);
     test_tensor *out = test_case_tensor(context, v, dtype, v->n, v->m, v->out);
-    CHECK_OK(budget < 0 ? tch_matmul(context, &a->tensor, &b->tensor, &out->tensor)
-                        : tch_matmul_chunked(context, &a->tensor, &b->tensor, budget, &out->tensor));
+    CHECK_OK(tch_matmul(context, &a->tensor, &b->tensor, &out->tensor));
     finish(a, b, out);
     double *x = test_tensor_read(a);
     double *y = test_tensor_read(b);
@@ -48,18 +48,6 @@ static void check_matmul_with(tch_context *context, const test_variation *v, tch
         check_product(1.0, x + i * v->n * v->k, y + i * v->k * v->m, 0.0, NULL, v->n, v->k, v->m, z + i * v->n * v->m,
                       dtype);
     }
-}
-
-static void check_matmul(tch_context *context, const test_variation *v, tch_dtype dtype)
-{
-    check_matmul_with(context, v, dtype, -1);
-}
-
-/* A budget so small that operands never fit as a whole, and one in which everything does. */
-static void check_chunked(tch_context *context, const test_variation *v, tch_dtype dtype)
-{
-    check_matmul_with(context, v, dtype, 1 << 14);
-    check_matmul_with(context, v, dtype, 1 << 24);
 }
 
 /* The four transpositions and accumulation, on the layouts of the case. */
@@ -203,7 +191,6 @@ static const test_conformance operations[] = {
     {"gemm", 200, 65, check_gemm},
     {"gram", 200, 65, check_gram},
     {"symmetric_product", 200, 65, check_symmetric_product},
-    {"matmul_chunked", 200, 65, check_chunked},
 };
 
 TEST(every_layout_and_size)
