@@ -1,17 +1,16 @@
-/* Internals of orthogonalization: which steps share a Gram matrix, the entry point for optimizers, and the iteration in
- * bfloat16 as on a GPU, modeled on top of the CPU's table by rounding the results of products and elementwise
- * operations.
+/* Internals of orthogonalization: which steps share a Gram matrix, and the entry point for optimizers in bfloat16 as on a
+ * GPU, modeled on top of the CPU's table by rounding the results of products and elementwise operations. In float32 and
+ * float64 tests/optim/test_optim_methods.c compares it with plain steps.
  *
  * In bfloat16 the singular values must equal those of the exact iteration up to a few ulp, whichever steps share a Gram
  * matrix. */
 #include "core/context.h"
 #include "linalg/orthogonalize.h"
 #include "support/backend/table_copy.h"
+#include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/random.h"
 #include "support/testing.h"
-
-static const tchi_schulz_step muon = {3.4445, -4.7750, 2.0315};
 
 /* --- the plan ---------------------------------------------------------------------------------------------------- */
 
@@ -80,21 +79,6 @@ TEST(any_coefficients_have_a_plan)
 
 /* --- the entry point for optimizers ------------------------------------------------------------------------------ */
 
-typedef struct problem {
-    int64_t batch, rows, cols, ld;
-    float *x; /* ld apart, padding NaN */
-} problem;
-
-static problem make_problem(int64_t batch, int64_t rows, int64_t cols, int64_t ld, const double *values)
-{
-    problem p = {batch, rows, cols, ld, test_alloc((size_t)(batch * rows * ld) * sizeof(float))};
-    memset(p.x, 0xff, (size_t)(batch * rows * ld) * sizeof(float));
-    for (int64_t i = 0; i < batch * rows * cols; i++) {
-        p.x[i / cols * ld + i % cols] = (float)values[i];
-    }
-    return p;
-}
-
 /* The same steps in float64, from the same X. */
 static void reference(const tchi_ortho *ortho, int64_t rows, int64_t cols, double *x)
 {
@@ -114,80 +98,25 @@ static void reference(const tchi_ortho *ortho, int64_t rows, int64_t cols, doubl
 
 #define GUARD 0x5A
 
-/* Matrices count as this many times as many: kernels are chosen by that, not by the actual batch. */
+/* The matrix counts as so many: kernels are chosen by that, not by the actual batch. */
 #define MANY 132
 
 /* Runs with scratch of exactly the requested size, poisoned and guarded, and copies the result into `got`. */
-static void run_blocks(tch_context *context, const tchi_ortho *ortho, const problem *p, double *got)
+static void run_block(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x, double *got)
 {
-    tch_matrices x = {p->x, TCH_SCALAR_F32, p->rows, p->cols, p->ld, p->batch, p->rows * p->ld};
-    int64_t bytes = tchi_orthogonalize_bytes(ortho, &x);
+    int64_t bytes = tchi_orthogonalize_bytes(ortho, x);
     unsigned char *scratch = aligned_alloc(256, (size_t)(bytes + 256));
     assert_non_null(scratch);
     test_own(scratch, free);
     memset(scratch, 0xff, (size_t)bytes);
     memset(scratch + bytes, GUARD, 256);
     tch_matrices result;
-    CHECK_OK(tchi_orthogonalize_blocks(context, ortho, &x, MANY * x.batch, scratch, &result));
+    CHECK_OK(tchi_orthogonalize_blocks(context, ortho, x, MANY, scratch, &result));
     for (int i = 0; i < 256; i++) {
         CHECK(scratch[bytes + i] == GUARD, "byte %d after the scratch was written", i);
     }
-    const float *from = result.data;
-    for (int64_t i = 0; i < p->batch * p->rows * p->cols; i++) {
-        int64_t row = i / p->cols;
-        got[i] = (double)from[row / p->rows * result.stride + row % p->rows * result.ld + i % p->cols];
-    }
-}
-
-static void check_blocks(tch_context *context, const tchi_ortho *ortho, int64_t rows, int64_t cols, int64_t ld,
-                         double scale)
-{
-    enum { MATRICES = 2 };
-    int64_t size = rows * cols;
-    double *values = test_alloc((size_t)(MATRICES * size) * sizeof *values);
-    double *got = test_alloc((size_t)(MATRICES * size) * sizeof *got);
-    test_random random = test_random_stream((uint64_t)(rows * 1000 + cols));
-    test_random_fill_normal(&random, values, MATRICES * size);
-    for (int64_t i = 0; i < MATRICES * size; i++) {
-        values[i] = (double)(float)(scale * values[i]);
-    }
-    problem p = make_problem(MATRICES, rows, cols, ld, values);
-    run_blocks(context, ortho, &p, got);
-    for (int b = 0; b < MATRICES; b++) {
-        reference(ortho, rows, cols, values + b * size);
-        double error = ref_distance(size, got + b * size, values + b * size) / ref_norm(size, values + b * size);
-        CHECK(error <= 1e-4, "matrix %d of %lld by %lld is off by %.3g", b, (long long)rows, (long long)cols, error);
-    }
-}
-
-/* Rows padded or not, and not multiples of 16 bytes either. */
-TEST(blocks_of_any_shape)
-{
-    static const int64_t shapes[][3] = {{1, 1, 1},    {3, 3, 3},    {5, 7, 7},    {5, 7, 8},   {9, 31, 33},
-                                        {16, 64, 64}, {17, 18, 24}, {21, 29, 29}, {40, 90, 96}};
-    tchi_ortho orthos[] = {tchi_ortho_of(TCH_ORTHO_MUON, 5, 1e-7),
-                           tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 6, 1e-7),
-                           tchi_ortho_repeating((tchi_schulz_step){2.0, -1.5, 0.5}, 7, 1e-7),
-                           tchi_ortho_repeating((tchi_schulz_step){1.5, -0.5, 0.0}, 4, 1e-7),
-                           tchi_ortho_of(TCH_ORTHO_MINIMAX, 3, 1e-7),
-                           tchi_ortho_of(TCH_ORTHO_MINIMAX, 2, 1e-7),
-                           tchi_ortho_of(TCH_ORTHO_MINIMAX, 7, 1e-7)};
-    for (size_t o = 0; o < sizeof orthos / sizeof orthos[0]; o++) {
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-            test_case("coefficients %zu, shape %zu", o, i);
-            check_blocks(*state, &orthos[o], shapes[i][0], shapes[i][1], shapes[i][2], 1.0);
-        }
-    }
-}
-
-/* Below eps a matrix is divided by eps and stays small. */
-TEST(eps_bounds_the_norm_from_below)
-{
-    const double scales[] = {1e-12, 1e-9, 1e-3, 1e3};
-    tchi_ortho ortho = tchi_ortho_repeating(muon, 3, 1e-7);
-    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
-        test_case("scale %g", scales[i]);
-        check_blocks(*state, &ortho, 6, 20, 24, scales[i]);
+    for (int64_t i = 0; i < x->rows * x->cols; i++) {
+        got[i] = (double)((const float *)result.data)[i / x->cols * result.ld + i % x->cols];
     }
 }
 
@@ -195,21 +124,12 @@ TEST(eps_bounds_the_norm_from_below)
 
 static const tch_backend *plain; /* the CPU's table, while a test has replaced it */
 
-static float to_bfloat16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-    memcpy(&value, &bits, sizeof bits);
-    return value;
-}
-
 static void round_all(const tch_matrices *m)
 {
     for (int64_t b = 0; b < m->batch; b++) {
         for (int64_t i = 0; i < m->rows * m->cols; i++) {
             float *value = (float *)m->data + b * m->stride + i / m->cols * m->ld + i % m->cols;
-            *value = to_bfloat16(*value);
+            *value = (float)test_round(TCH_BFLOAT16, *value);
         }
     }
 }
@@ -312,10 +232,13 @@ static void check_in_bfloat16(tch_context *context, const tchi_ortho *ortho, dou
     } else {
         make_power_law(rows, cols, power, x);
     }
-    problem p = make_problem(1, rows, cols, cols, x);
-    tch_matrices gathered = {p.x, TCH_SCALAR_F32, rows, cols, cols, 1, rows * cols};
+    float *values = test_alloc((size_t)(rows * cols) * sizeof *values);
+    for (int64_t i = 0; i < rows * cols; i++) {
+        values[i] = (float)x[i];
+    }
+    tch_matrices gathered = {values, TCH_SCALAR_F32, rows, cols, cols, 1, rows * cols};
     round_all(&gathered);
-    run_blocks(context, ortho, &p, got);
+    run_block(context, ortho, &gathered, got);
     reference(ortho, rows, cols, x);
     double want[2];
     double have[2];

@@ -7,6 +7,7 @@
 #include "linalg/newton.h"
 #include "linalg/root_plan.h"
 #include "support/backend/table_copy.h"
+#include "support/elements.h"
 #include "support/linalg/reference.h"
 #include "support/testing.h"
 
@@ -14,11 +15,7 @@
 
 static float to_bf16(float value)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return (float)test_round(TCH_BFLOAT16, value);
 }
 
 /* One of the two parts of a split number: its plane has the upper halves of floats. */
