@@ -1,4 +1,4 @@
-"""Sharded optimizers over gloo: bitwise equal to one process, in worlds of two to four ranks, sharded in every way,
+"""Sharded optimizers over gloo: bitwise equal to one process, in worlds of one to four ranks, sharded in every way,
 with checkpoints between worlds. shared_cases.py has the ranks' functions."""
 
 import cProfile
