@@ -2,6 +2,7 @@
 fit, which raises an error that names it and changes nothing."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -125,6 +126,14 @@ def without_kind(state):
     return {name: value for name, value in state.items() if name != "torchium_kind"}
 
 
+@functools.cache
+def state_of(kind, source, steps, device):
+    model = small(device)
+    optimizer = source(model.named_parameters(), **LIVELY[kind])
+    train(model, optimizer, steps)
+    return optimizer.state_dict()
+
+
 @pytest.mark.parametrize("steps", [0, 3])
 def test_state_of_another_kind_is_refused(kind, steps, device):
     """With both names and advice, from the saved kind or from names of groups and state; the optimizer is unchanged.
@@ -133,10 +142,7 @@ def test_state_of_another_kind_is_refused(kind, steps, device):
     sources = [(other, CLASSES[other]) for other in KINDS if other != kind]
     sources += [(other, c) for other, c in (("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)) if other != kind]
     for other, source in sources:
-        theirs = small(device)
-        that = source(theirs.named_parameters(), **LIVELY[other])
-        train(theirs, that, steps)
-        state = that.state_dict()
+        state = state_of(other, source, steps, device)
         states = [state, without_kind(state)]
         if steps and other in ("shampoo", "soap"):
             bare = [{"params": group["params"], "lr": 0.1} for group in state["param_groups"]]
