@@ -2,12 +2,10 @@
 object, so that a call cannot spoil another's argument."""
 
 import array
-import ctypes
 import math
 
 import numpy as np
 import torch
-from producers import Producer
 
 
 class Mischief(Exception):
@@ -96,33 +94,6 @@ class WrongExchange:
 
     def __dlpack__(self, **_):
         return np.eye(3, dtype=np.float32).__dlpack__()
-
-
-# --- capsules with impossible contents --------------------------------------------------------------------------------
-
-
-IMPOSSIBLE = (
-    {"ndim": -1}, {"ndim": 2**30}, {"ndim": 65}, {"bits": 0}, {"bits": 33}, {"code": 99}, {"code": 1},
-    {"lanes": 0}, {"lanes": 4}, {"device_type": 0}, {"device_type": 99}, {"device_type": -1}, {"device_index": -5},
-    {"device_index": 77}, {"data": None}, {"byte_offset": 2**63}, {"shape": None}, {"shape": (-3, 3)},
-    {"shape": (2**62, 2**62)}, {"strides": (2**62, 1)}, {"strides": (0, 0)}, {"strides": (-3, -1)},
-    {"version": (2, 0)}, {"version": (0, 0)}, {"flags": 2**64 - 1}, {"name": b"something"},
-    {"name": b"used_dltensor"}, {},
-)  # fmt: skip
-
-
-class Capsule(Producer):
-    """A 3 by 3 float32 matrix, old or versioned, with one invalid field."""
-
-    def __init__(self, random):
-        change = random.choice(IMPOSSIBLE)
-        self.label = f"{change}"
-        versioned = random.random() < 0.5 or "version" in change or "flags" in change
-        if random.random() < 0.5:
-            change = {"strides": None} | change
-        change = {k: (ctypes.c_int64 * 2)(*v) if k in ("shape", "strides") and v else v for k, v in change.items()}
-        super().__init__(np.ones((3, 3), dtype=np.float32), versioned=versioned, deleter=False, **change)
-        self.device = (self.managed.tensor.device_type, self.managed.tensor.device_index)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -219,7 +190,6 @@ WILD = {
     "recurses": lambda _: Recurses(),
     "a list that its items clear": _cleared_list,
     "lies about its exchange": lambda r: r.choice((ExchangeLiar(), WrongExchange(), ExchangeLiar)),
-    "an impossible capsule": Capsule,
     "a tensor of any rank": _any_rank,
     "a tensor of any type": _any_dtype,
     "a tensor that is not finite": _not_finite,
@@ -250,5 +220,4 @@ NOT_FOR_TORCH = ("a tensor whose memory is gone",)
 def wild(random, for_torch=False):
     """(description, object)."""
     label = random.choice([label for label in WILD if not (for_torch and label in NOT_FOR_TORCH)])
-    value = WILD[label](random)
-    return (f"{label} {value.label}" if isinstance(value, Capsule) else label), value
+    return label, WILD[label](random)
