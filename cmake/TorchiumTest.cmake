@@ -131,7 +131,7 @@ function(torchium_python_test name)
     set_property(TEST python_${name} PROPERTY COST 100) # the longest tests begin first
     if(TORCHIUM_HAVE_CUDA)
         add_test(NAME python_${name}_cuda COMMAND ${command} -m gpu)
-        torchium_test_settings(python_${name}_cuda LABELS gpu TIMEOUT 300)
+        torchium_test_settings(python_${name}_cuda LABELS gpu TIMEOUT 600)
         set_property(TEST python_${name}_cuda APPEND PROPERTY ENVIRONMENT ${environment})
     endif()
 endfunction()
