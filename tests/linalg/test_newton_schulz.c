@@ -1,6 +1,6 @@
-/* Internals of orthogonalization: which steps share a Gram matrix, and the entry point for optimizers in bfloat16 as on a
- * GPU, modeled on top of the CPU's table by rounding the results of products and elementwise operations. In float32 and
- * float64 tests/optim/test_optim_methods.c compares it with plain steps.
+/* Internals of orthogonalization: which steps share a Gram matrix, and the entry point for optimizers in bfloat16 as on
+ * a GPU, modeled on top of the CPU's table by rounding the results of products and elementwise operations. In float32
+ * and float64 tests/optim/test_optim_methods.c compares it with plain steps.
  *
  * In bfloat16 the singular values must equal those of the exact iteration up to a few ulp, whichever steps share a Gram
  * matrix. */
