@@ -239,8 +239,8 @@ typedef tch_status tch_elementwise_op(void *state, const tch_update *update, con
  * block. If skip is set blocks are zeroed. Either block may be NULL unless d is written to it. *chosen is set to the
  * type of the blocks, block_type without sides; without them it may be NULL. */
 typedef tch_status tch_gather_op(void *state, const tch_update *update, const tch_gathering *how, tch_scalar *chosen);
-/* Adds the Gram matrices of A to its factors: rows = clock->factor[0] A A' + clock->factor[1] rows, and columns with A' A
- * in place of A A'. Both triangles are written, unless they are packed. */
+/* Adds the Gram matrices of A to the factors: rows = clock->factor[0] A A' + clock->factor[1] rows, and columns the
+ * same with A' A. Both triangles are written, unless they are packed. */
 typedef tch_status tch_update_factors_op(void *state, const tch_blocks *a, const tch_factor_update *how);
 /* Y from X, of the arithmetic's type. With both sides Y may lie where X does, and `other` has room for as much; with
  * one it may not, and `other` is not used. norms[i] becomes |Y_i| where norms is not NULL. */
