@@ -26,9 +26,27 @@ static tch_status call_collective(py_session *self, const char *operation, const
     if (result == NULL) {
         PyErr_Fetch(&self->error[0], &self->error[1], &self->error[2]);
     }
+    if (result == NULL && self->on.device.type == TCH_DEVICE_CPU) {
+        Py_INCREF(self); /* never released: threads of the transport may still write to the buffers */
+    }
     Py_XDECREF(result);
     PyGILState_Release(gil);
     return status;
+}
+
+/* The step has failed here, and the other ranks may wait for this one: the reason goes to the same function. */
+static void abort_group(void *user)
+{
+    py_session *self = user;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result = self->error[1] != NULL
+                           ? PyObject_CallFunction(self->collective, "siiOi", "abort", 0, 0, self->error[1], 0)
+                           : PyObject_CallFunction(self->collective, "siisi", "abort", 0, 0, tch_last_error(), 0);
+    if (result == NULL) {
+        PyErr_WriteUnraisable(self->collective);
+    }
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
 }
 
 static tch_status all_gather(void *user, const void *send, void *receive, int64_t bytes, void *stream)
@@ -50,7 +68,7 @@ static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *s
 
 int py_comm_create(PyObject *given, void *user, tch_comm **comm)
 {
-    static const tch_comm_ops ops = {sizeof ops, all_gather, all_to_all, reduce_max, NULL, NULL, NULL};
+    static const tch_comm_ops ops = {sizeof ops, all_gather, all_to_all, reduce_max, NULL, abort_group, NULL};
     tch_comm_config config = TCH_COMM_CONFIG_INIT;
     int64_t rank, size;
     if (!PyTuple_Check(given) || PyTuple_Size(given) != 4) {

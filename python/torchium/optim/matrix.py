@@ -268,8 +268,13 @@ class MatrixOptimizer(SecondOrder):
             if found.item():
                 return
             found = None
-        for group in self.param_groups:
-            self._step_group(group, found)
+        try:
+            for group in self.param_groups:
+                self._step_group(group, found)
+        except Exception as error:
+            for shared in self._sharing:
+                shared.give_up(f"{type(error).__name__}: {error}")
+            raise
         super()._step_with(found, admits)
 
     def _count(self, found: torch.Tensor | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
 import functools
 import gc
 import json
@@ -33,6 +34,8 @@ _LENGTH = 8  # bytes of the header's length
 _LABEL = 128  # about those of its entry for a tensor
 _BUFFER = 1 << 26  # bytes of the messages of all ranks, where state is brought together
 _NONE, _REFUSED = 2**31 - 1, -(2**31)
+_GAVE_UP = "torchium: gave up"  # the key of the reason in the store of a process group
+_LOOK = datetime.timedelta(seconds=0.5)  # between looks at it, while this rank waits for others
 # The process groups made here, by ranks and type of device: one serves all optimizers until PyTorch destroys it.
 _MADE: weakref.WeakValueDictionary[tuple[tuple[int, ...], str], Any] = weakref.WeakValueDictionary()
 
@@ -72,6 +75,7 @@ class Group:
         self.device = device
         self.rank = ranks.index(dist.get_rank())
         self.is_awaited = False  # the other ranks wait for this one to agree
+        self._waits = device.type == "cpu"  # the host for the end of a collective
         self._views: dict[tuple[int, int], torch.Tensor] = {}
         self._meshes: dict[Any, Mesh] = {}
 
@@ -104,6 +108,9 @@ class Group:
 
     def collective(self, operation: str, send: int, receive: int, numbers: Any, stream: int) -> None:
         """Queued on `stream`, which may differ from PyTorch's current one: communication overlaps with computation."""
+        if operation == "abort":
+            self.give_up(numbers)
+            return
         try:
             if self.device.type != "cuda" or stream == torch.cuda.current_stream(self.device).cuda_stream:
                 self._call(operation, send, receive, numbers)
@@ -117,21 +124,55 @@ class Group:
             ) from error
 
     def _call(self, operation: str, send: int, receive: int, numbers: Any) -> None:
-        dist, group = self._dist, self._process_group
+        dist = self._dist
         if operation == "reduce_max":
-            self._reduce_max(self._at(send, 4 * numbers).view(torch.int32))
+            values = self._at(send, 4 * numbers).view(torch.int32)
+            seen = values.clone() if self._waits else values  # they may be on the stack, see _complete
+            self._reduce_max(seen)
+            values.copy_(seen)
         elif operation == "all_gather":
             parts = list(self._at(receive, self.size * numbers).chunk(self.size))
-            dist.all_gather(parts, self._at(send, numbers), group=group)
+            self._complete(dist.all_gather, parts, self._at(send, numbers))
         else:
             _, sent, _, received = numbers
-            dist.all_to_all_single(
-                self._at(receive, sum(received)), self._at(send, sum(sent)), received, sent, group=group
-            )
+            into, given = self._at(receive, sum(received)), self._at(send, sum(sent))
+            self._complete(dist.all_to_all_single, into, given, received, sent)
+
+    def _complete(self, call: Any, *arguments: Any, **more: Any) -> None:
+        """A collective. In host memory it ends, with an error, also when another rank has given up; then threads of
+        PyTorch may still use its tensors, until the timeout of the process group."""
+        work = call(*arguments, group=self._process_group, async_op=self._waits, **more)
+        while work is not None:
+            try:
+                work.wait(_LOOK)
+                return
+            except RuntimeError:
+                reason = self._reason()
+                if reason is not None:
+                    raise RuntimeError(reason) from None
+                if work.is_completed():
+                    raise
+
+    def _store(self) -> Any:
+        return self._dist.distributed_c10d._get_process_group_store(self._process_group or self._dist.group.WORLD)
+
+    def _reason(self) -> str | None:
+        """Why another rank has given up, if one has."""
+        try:
+            return self._store().get(_GAVE_UP).decode() if self._store().check([_GAVE_UP]) else None
+        except RuntimeError:  # the rank with the store may be gone
+            return None
+
+    def give_up(self, reason: object) -> None:
+        """Tells ranks that wait for this one in a step that it has failed. The process group is out of step from now
+        on."""
+        self.is_awaited = False
+        with contextlib.suppress(RuntimeError, NotImplementedError, KeyError):
+            self._store().compare_set(_GAVE_UP, "", f"rank {self.rank} gave up: {reason}")
 
     def _reduce_max(self, tensor: torch.Tensor) -> None:
         self.is_awaited = False
-        self._dist.all_reduce(tensor, op=self._dist.ReduceOp.MAX, group=self._process_group)
+        self._complete(self._dist.all_reduce, tensor, op=self._dist.ReduceOp.MAX)
 
     def agree(
         self, doing: str, params: Sequence[Any] = (), groups: Sequence[Any] = (), found: torch.Tensor | None = None
@@ -173,7 +214,7 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor, owner: int) -> None:
         """Broadcasts from this rank of the group."""
-        self._dist.broadcast(tensor, self.ranks[owner], group=self._process_group)
+        self._complete(self._dist.broadcast, tensor, self.ranks[owner])
 
     def is_at(self, rank: int) -> bool:
         """Whether this process has that global rank."""
