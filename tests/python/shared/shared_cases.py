@@ -194,6 +194,8 @@ def more_parameters_are_no_more_calls(size):
                 p.grad = place(torch.ones(8, 6))
             optimizer.step()
             optimizer.step()
+            for p in parameters:  # new objects with new descriptions
+                p.grad = place(torch.ones(8, 6))
             profile = cProfile.Profile(builtins=False)
             profile.runcall(optimizer.step)
             calls.append(sum(entry.callcount for entry in profile.getstats()))

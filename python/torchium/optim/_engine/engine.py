@@ -228,7 +228,13 @@ class Engine:
     def _step_parts(self, gradients: list[torch.Tensor | None] | None, *rest: Any) -> list[torch.Tensor] | None:
         given = [p.grad for p in self.parameters] if gradients is None else gradients
         specs = [getattr(g, "_spec", None) for g in given]
-        moving = [i for i, spec in enumerate(specs) if spec is not self._fitting[i] and not self._fits(i, spec)]
+        moving = [
+            i
+            for i, (spec, seen) in enumerate(zip(specs, self._fitting, strict=True))
+            if spec is not seen
+            and not (spec and seen and spec.mesh is seen.mesh and spec.placements == seen.placements)
+            and not self._fits(i, spec)
+        ]
         if moving != self._moving and self.group:  # their collectives are of all ranks, or of none
             doing = "have a gradient in another layout than its parameter's"
             self.group.check(self.group.agree(doing).tolist(), doing)
