@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import functools
 import inspect
+import itertools
 import operator
 import re
 import sys
@@ -35,8 +36,8 @@ from ._engine.report import MemoryReport, Method, Summary, UpdateMeter, device_o
 from ._shared.agreement import BEGIN, STEP, TAKE, Sharing
 from ._shared.consolidate import asked_by_checkpoint, consolidate, in_tiles, is_divided, to_be_loaded
 from ._shared.flat import fill_gradients, flat_of, whole_shape
+from ._shared.group import CHAINED, JOINT, meeting
 from ._shared.group import Group as SharedGroup
-from ._shared.group import meeting
 from ._shared.sharding import local_tensor
 from ._shared.tiles import untiled
 from .arguments import GROUPED_DEFAULTS
@@ -383,6 +384,9 @@ class TorchiumOptimizer(Sharing):
         homes = sorted((home for home in places if home[1]), key=lambda h: (len(h[1]), h[1], str(h[0])))
         self._sharing = {self._shared_groups[home]: places[home] for home in homes}
         self._is_joint = self._all_decide or (bool(homes) and len(places) > 1)
+        nested = all(set(a[1]) <= set(b[1]) for a, b in itertools.pairwise(homes))
+        for group in self._sharing:
+            group.own_mode = JOINT * self._is_joint if nested else CHAINED
 
     def _join(self, engine: Engine, arrival: Arrival, groups: list[Group], labels: list[str]) -> None:
         group = groups[arrival.index]

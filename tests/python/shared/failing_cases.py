@@ -1,14 +1,18 @@
 """Functions run by test_failing.py's processes: failures after the ranks have agreed on a step."""
 
+import contextlib
 import datetime
+import itertools
 import time
 from unittest import mock
 
+import torch
 import torch.distributed as dist
-from shared_cases import Whitened, on, plain, run, train
+from shared_cases import Whitened, differing, make, on, plain, refused, run, train, whole
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torchium.optim._shared.group import Group
+from torchium.optim._shared.sharding import local_tensor
 
 TIMEOUT = 20  # seconds, of the process group
 
@@ -61,4 +65,24 @@ def gives_up(size):
         assert "failed" in said[1] or "gave up" in said[1], f"{name} of {way}: {said}"
 
 
-CASES = {3: [gives_up]}
+def decides_over_a_chain(size):
+    """Rank 1 shares parameters with rank 0 and others with rank 2: a NaN on one end skips on the other, or raises."""
+    meshes = [DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [1, 2])]
+    here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
+    for name, policy, bad in itertools.product(("Muon", "Whitened"), ("skip", "raise"), (0, 2)):
+        places = {str(mesh.mesh.tolist()): on(mesh, Shard(0)) for mesh in here} | {"own": plain}
+        named = {each: torch.nn.Parameter(place(torch.ones(12, 10))) for each, place in places.items()}
+        optimizer, parameters = make(name, named.items(), nonfinite=policy), list(named.values())
+        for spoils in (False, True, False):
+            before = [whole(p).clone() for p in parameters]
+            for p, place in zip(parameters, places.values(), strict=True):
+                p.grad = place(torch.randn(12, 10, generator=torch.Generator().manual_seed(1)))
+            if spoils and dist.get_rank() == bad:
+                local_tensor(parameters[0].grad)[0, 0] = float("nan")
+            what = f"{name}, {policy}, rank {bad}"
+            with refused(what, "nothing was changed") if spoils and policy == "raise" else contextlib.nullcontext():
+                optimizer.step()
+            assert differing(before, parameters) == ([] if spoils else list(range(len(places)))), what
+
+
+CASES = {3: [gives_up, decides_over_a_chain]}

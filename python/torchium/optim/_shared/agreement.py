@@ -11,7 +11,7 @@ import torch
 from torchium import _C
 
 from .._engine.placement import Engines, Home, labels_of
-from .group import EvenInputs, Group, make_group, ranks_of
+from .group import CHAINED, EvenInputs, Group, make_group, ranks_of
 from .sharding import local_tensor
 
 __all__ = ["BEGIN", "STEP", "TAKE", "Sharing"]
@@ -63,6 +63,11 @@ class Sharing(torch.optim.Optimizer):
             numbers = group.agree(doing, params, [self.param_groups[index] for index in dict(places)], found)
             found = torch.maximum(numbers[6], (numbers[0] != ~numbers[1]).int() * 2)
             seen.append(numbers.to(found.device))
+            if doing == BEGIN or group.mode is None:
+                group.mode = int(numbers[7]) if numbers[0] == ~numbers[1] else None
+        for group in reversed([group for group in self._sharing if group.mode == CHAINED]):  # what later groups found
+            numbers = group.agree(doing, found=found)
+            found = torch.maximum(numbers[6], (numbers[0] != ~numbers[1]).int() * 2)
         read, event = torch.cat([*seen, found.reshape(1)]), None
         if read.is_cuda and doing == STEP:
             read, event = read.to("cpu", non_blocking=True), torch.cuda.Event()
@@ -112,9 +117,10 @@ class Sharing(torch.optim.Optimizer):
 
     def _decide(self, doing: str) -> torch.Tensor | None:
         """Whether to skip the step, unless an engine decides that."""
-        found = self._nonfinite() if self._is_joint else None
+        joint = self._is_joint or any(group.mode for group in self._sharing)
+        found = self._nonfinite() if joint else None
         begins = doing == BEGIN or not any(engine.group for engine in self._engines.values())
-        return self._agree(doing, found) if self._sharing and (self._is_joint or begins) else found
+        return self._agree(doing, found) if self._sharing and (joint or begins) else found
 
     def _check_finite(self, found: torch.Tensor | None) -> None:
         if found is None or self.param_groups[0]["nonfinite"] != "raise" or not found.item():

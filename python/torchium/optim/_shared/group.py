@@ -21,7 +21,7 @@ from torchium._messages import shown
 from .flat import flat_of
 from .sharding import Mesh, Placement, is_laid_out, is_sharded, placement_of
 
-__all__ = ["EvenInputs", "Group", "make_group", "meeting", "pack", "ranks_of", "unpack"]
+__all__ = ["CHAINED", "JOINT", "EvenInputs", "Group", "make_group", "meeting", "pack", "ranks_of", "unpack"]
 
 _TYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -33,6 +33,7 @@ _TYPES = {
 _LENGTH = 8  # bytes of the header's length
 _LABEL = 128  # about those of its entry for a tensor
 _BUFFER = 1 << 26  # bytes of the messages of all ranks, where state is brought together
+JOINT, CHAINED = 1, 2
 _NONE, _REFUSED = 2**31 - 1, -(2**31)
 _GAVE_UP = "torchium: gave up"  # the key of the reason in the store of a process group
 _LOOK = datetime.timedelta(seconds=0.5)  # between looks at it, while this rank waits for others
@@ -75,6 +76,10 @@ class Group:
         self.device = device
         self.rank = ranks.index(dist.get_rank())
         self.is_awaited = False  # the other ranks wait for this one to agree
+        # Whether a rank of the group decides together with other ranks (JOINT), in groups of which none contains the
+        # others (CHAINED): of this rank, and of any.
+        self.own_mode = 0
+        self.mode: int | None = None  # until the first agreement
         self._waits = device.type == "cpu"  # the host for the end of a collective
         self._views: dict[tuple[int, int], torch.Tensor] = {}
         self._meshes: dict[Any, Mesh] = {}
@@ -184,7 +189,7 @@ class Group:
         told = (bool, int, float, str, tuple)  # without waiting for a device
         options = _hash([[item for item in group.items() if isinstance(item[1], told)] for group in groups])
         number = -2 - _hash(doing, given, options)
-        pairs = [number, ~number, odd, ~odd, options, ~options, 0, 0]
+        pairs = [number, ~number, odd, ~odd, options, ~options, 0, self.own_mode]
         seen = torch.tensor(pairs, dtype=torch.int32, device=self.device)
         if found is not None:
             seen[6] = found
@@ -195,6 +200,7 @@ class Group:
     def check(self, seen: Sequence[int], doing: str, labels: Sequence[str] = ()) -> None:
         """An error on every rank, unless they have agreed."""
         if seen[0] == ~seen[1]:
+            self.mode = seen[7]
             return
         what, self.is_awaited = f"not all ranks of the group {doing}", False
         if seen[1] == _NONE:
