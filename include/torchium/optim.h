@@ -90,8 +90,9 @@ typedef enum tch_precision {
     TCH_PRECISION_HIGHEST = 1 /* float32 */
 } tch_precision;
 
-/* Storage of the moments of elementwise updates: SGD, Lion and AdamW, also where AdamW is part of another optimizer.
- * Rounding is stochastic, by bits that depend only on `seed`, the step and the element. */
+/* Storage of the moments of elementwise updates, SGD's, Lion's and AdamW's, and of the first moment of matrices. Second
+ * moments of matrices, and the buffer of Shampoo's `momentum`, stay float32. Rounding is stochastic, by bits that
+ * depend only on `seed`, the step and the element. */
 typedef enum tch_state_dtype {
     TCH_STATE_FLOAT32 = 0,
     TCH_STATE_BFLOAT16 = 1,
@@ -177,7 +178,9 @@ typedef struct tch_optim_config {
 
     struct {
         tch_state_dtype state_dtype; /* float32 for parameters below 4096 elements, float64 for float64 ones. Not with
-                                        amsgrad; INT8 not where shards cut its blocks of 128 elements */
+                                        amsgrad. INT8: bfloat16 for matrices of which a row, or a block's row, is not a
+                                        multiple of 128 elements; not where shards cut its blocks of 128, and not for
+                                        matrices that ranks share */
         int32_t packed_factors;      /* keep factors, and Shampoo's roots, as lower triangles: half the memory, the same
                                         results. A step unpacks as many at a time as `budget` allows */
         tch_state_dtype root_dtype;  /* of roots of float32 factors: FLOAT32, or BFLOAT16, packed: a quarter of the

@@ -43,8 +43,9 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
 /* The largest side of a block. */
 int64_t tchi_layout_cut_at(const tch_optimizer *optimizer, int32_t group);
 
-/* Whether the moments of an elementwise parameter have its group's state_dtype. */
-bool tchi_may_be_compressed(const tchi_param *param);
+/* How the moments of a parameter, or of a tile of it, are kept: by its group's state_dtype. Of matrices that is the
+ * first moment; in bfloat16 where a row of a block would cut codes. */
+tch_moments tchi_moments_of(const tch_optimizer *optimizer, const tchi_param *param);
 
 /* Sets the chunk of each block batch, and its scratch. */
 void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch);

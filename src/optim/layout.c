@@ -343,15 +343,34 @@ static tch_status place_like(const naming *n, const tchi_param *p, tch_scalar ty
 /* Small parameters, such as biases and norms, use little memory and are often sensitive. */
 #define LEAST_NARROW 4096
 
-bool tchi_may_be_compressed(const tchi_param *p)
+static bool may_be_compressed(const tchi_param *p)
 {
-    return !p->blocked && p->real == TCH_SCALAR_F32 && p->whole >= LEAST_NARROW;
+    return p->real == TCH_SCALAR_F32 && p->whole >= LEAST_NARROW;
+}
+
+/* Whether rows of blocks begin and end where blocks of codes do. */
+static bool keeps_code_blocks(const tch_optimizer *o, const tchi_param *p)
+{
+    int64_t cols = p->dims.order == 0 ? 0 : p->dims.size[p->dims.order - 1];
+    int64_t most = tchi_layout_cut_at(o, p->group);
+    return cols % TCH_CODE_BLOCK == 0 && (cols <= most || most % TCH_CODE_BLOCK == 0);
+}
+
+tch_moments tchi_moments_of(const tch_optimizer *optimizer, const tchi_param *param)
+{
+    static const tch_moments kept[] = {TCH_MOMENTS_REAL, TCH_MOMENTS_BF16, TCH_MOMENTS_CODES};
+    const tchi_param *p = param->tile < 0 ? param : tchi_param_at(optimizer, param->index);
+    tch_moments asked = kept[tchi_group_at(optimizer, p->group)->config.memory.state_dtype];
+    if (!may_be_compressed(p)) {
+        return TCH_MOMENTS_REAL;
+    }
+    return asked == TCH_MOMENTS_CODES && p->blocked && !keeps_code_blocks(optimizer, p) ? TCH_MOMENTS_BF16 : asked;
 }
 
 /* Marks the latest entry as one that a file may store in another form. */
 static void mark_moment(const naming *n, const tchi_param *p, int32_t moment)
 {
-    if (n->on && tchi_may_be_compressed(p) && n->optimizer->shared == NULL) {
+    if (n->on && may_be_compressed(p) && n->optimizer->shared == NULL) {
         tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->moment = moment;
     }
 }
@@ -390,7 +409,6 @@ static tch_status place_codes(const naming *n, tchi_param *p, const char *name, 
 
 static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_config *config, tchi_arena *arena)
 {
-    static const tch_moments kept[] = {TCH_MOMENTS_REAL, TCH_MOMENTS_BF16, TCH_MOMENTS_CODES};
     const char *names[TCHI_MOMENTS];
     /* masters are kept by the ranks that apply directions, or with a tile that stands for the parameter */
     bool here = p->tile >= 0 ? p->by_value : !p->carried || !p->by_value;
@@ -398,14 +416,15 @@ static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_co
         TCHI_TRY(place_like(n, p, p->real, "master", arena, &p->master));
     }
     moment_names(n->optimizer, config, p, names);
-    p->moments = tchi_may_be_compressed(p) ? kept[config->memory.state_dtype] : TCH_MOMENTS_REAL;
+    p->moments = tchi_moments_of(n->optimizer, p);
     for (int32_t k = 0; k < TCHI_MOMENTS; k++) {
-        if (names[k] != NULL && p->moments == TCH_MOMENTS_CODES) {
+        tch_moments kept = tchi_kept_as(p, k);
+        if (names[k] != NULL && kept == TCH_MOMENTS_CODES) {
             TCHI_TRY(place_codes(n, p, names[k], k, arena));
         } else if (names[k] != NULL) {
-            tch_scalar type = p->moments == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : p->real;
+            tch_scalar type = kept == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : p->real;
             TCHI_TRY(place_like(n, p, type, names[k], arena, &p->moment[k]));
-            mark_moment(n, p, k < 2 ? k + 1 : 0);
+            mark_moment(n, p, k < (p->blocked ? 1 : 2) ? k + 1 : 0);
         }
     }
     return TCH_OK;

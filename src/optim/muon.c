@@ -218,6 +218,7 @@ static tch_status gather_run(const muon_run *r)
     };
     tch_update update =
         tchi_update_run(o, &r->run, &r->work, filtered ? o->scratch : NULL, filtered ? NULL : o->scratch);
+    update.moments = tchi_run_param(o, &r->run)->moments;
     return o->context->backend->update->gather(o->context->state, &update, &how, NULL);
 }
 

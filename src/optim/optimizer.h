@@ -57,7 +57,7 @@ typedef struct tchi_param {
     tch_clock *clock;
     void *master;
     void *moment[TCHI_MOMENTS]; /* meaning by method; NULL where not kept */
-    tch_moments moments;        /* their storage type */
+    tch_moments moments;        /* their storage type; with blocks, of the first */
     float *scale[2];            /* of int8 moments */
     int64_t steps_seen;         /* steps with a gradient, including the current one */
     bool was_absent;            /* it had no gradient at the last step */
@@ -261,6 +261,10 @@ static inline tchi_factor_batch *tchi_factor_batch_at(const tch_optimizer *o, in
 static inline tchi_factor_batch *tchi_factor_batch_of(const tch_optimizer *o, const tchi_block_batch *batch, int32_t k)
 {
     return batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(o, batch->factor_batch[k]);
+}
+static inline tch_moments tchi_kept_as(const tchi_param *p, int32_t moment)
+{
+    return p->blocked && moment > 0 ? TCH_MOMENTS_REAL : p->moments;
 }
 static inline tch_dtype tchi_dtype_of(tch_scalar type)
 {

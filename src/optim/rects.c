@@ -71,7 +71,7 @@ static bool next_run(const tch_optimizer *optimizer, const tchi_step *now, turn 
         const tchi_param *p = param_of(optimizer, c, turn->at);
         const tchi_gradient *gradient = tchi_gradient_of(optimizer, now, p);
         if (gradient->data == NULL || gradient->type != tchi_gradient_of(optimizer, now, first)->type ||
-            p->clock_id != first->clock_id) {
+            p->clock_id != first->clock_id || p->moments != first->moments) {
             break;
         }
         run->count++;
@@ -179,13 +179,14 @@ tch_rect tchi_rect_at(const tchi_param *p, const tchi_gradient *gradient, int64_
         .parameter = p->index,
         .factor = 1.0,
     };
-    bool coded = p->moments == TCH_MOMENTS_CODES; /* four to an int32 */
-    tch_scalar type = p->moments == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : coded ? TCH_SCALAR_I32 : p->real;
-    for (int k = 0; k < TCHI_MOMENTS; k++) {
+    for (int32_t k = 0; k < TCHI_MOMENTS; k++) {
+        tch_moments kept = tchi_kept_as(p, k);
+        bool coded = kept == TCH_MOMENTS_CODES; /* four to an int32 */
+        tch_scalar type = kept == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : coded ? TCH_SCALAR_I32 : p->real;
         rect.state[k] = advance_by(p->moment[k], coded ? first / 4 : first, type);
-    }
-    for (int k = 0; k < 2 && coded; k++) {
-        rect.scale[k] = advance_by(p->scale[k], first / TCH_CODE_BLOCK, TCH_SCALAR_F32);
+        if (coded && k < 2) {
+            rect.scale[k] = advance_by(p->scale[k], first / TCH_CODE_BLOCK, TCH_SCALAR_F32);
+        }
     }
     return rect;
 }
@@ -194,14 +195,18 @@ tch_rect tchi_rect_at(const tchi_param *p, const tchi_gradient *gradient, int64_
 typedef struct extent {
     int32_t order;
     int64_t size[TCHI_MOST_ORDER], stride[TCHI_MOST_ORDER];
+    int64_t number[TCHI_MOST_ORDER]; /* strides in the whole parameter, of which `p` may be a tile */
     int64_t first;
 } extent;
 
 /* Sums are computed per rectangle, so a tile is divided into the same rectangles as the block of a whole parameter. */
-static extent extent_of(const tchi_block_batch *block_batch, const tchi_param *p, const tchi_block *block, bool join)
+static extent extent_of(const tch_optimizer *o, const tchi_block_batch *block_batch, const tchi_block *block, bool join)
 {
+    const tchi_param *p = tchi_block_param(o, block);
+    const tchi_dims *whole_dims = p->tile < 0 ? &p->dims : &tchi_param_at(o, p->index)->dims;
     extent e = {.order = 0};
     int64_t stride = 1;
+    int64_t number = 1;
     for (int32_t k = block_batch->order - 1; k >= 0; k--) {
         int64_t size = block_batch->size[block->transposed ? block_batch->order - 1 - k : k];
         e.first += block->start[k] * stride;
@@ -210,9 +215,11 @@ static extent extent_of(const tchi_block_batch *block_batch, const tchi_param *p
             e.size[e.order - 1] *= size;
         } else {
             e.size[e.order] = size;
+            e.number[e.order] = number;
             e.stride[e.order++] = stride;
         }
         stride *= p->dims.size[k];
+        number *= whole_dims->size[k];
     }
     return e; /* innermost first */
 }
@@ -229,7 +236,7 @@ static int64_t outer_of(const extent *e)
 int64_t tchi_block_rects(const tch_optimizer *optimizer, const tchi_block_batch *block_batch, int64_t block)
 {
     const tchi_block *b = tchi_block_at(optimizer, block_batch->first + block);
-    extent e = extent_of(block_batch, tchi_block_param(optimizer, b), b, true);
+    extent e = extent_of(optimizer, block_batch, b, true);
     return outer_of(&e);
 }
 
@@ -239,15 +246,17 @@ static int64_t add_rects(tch_optimizer *o, const tchi_run *run, const tchi_work 
     const tchi_block *block = tchi_block_at(o, run->block_batch->first + run->first + index);
     const tchi_param *p = tchi_block_param(o, block);
     bool plain = work->ld == work->cols && !block->transposed;
-    extent e = extent_of(run->block_batch, p, block, plain);
+    extent e = extent_of(o, run->block_batch, block, plain);
     int64_t cols = e.size[0];
     int64_t rows = e.order > 1 ? e.size[1] : 1;
     int64_t outer = outer_of(&e);
     for (int64_t i = 0; i < outer; i++) {
         int64_t first = e.first;
+        int64_t number = p->base + e.first;
         int64_t rest = i;
         for (int32_t k = 2; k < e.order; k++) {
             first += rest % e.size[k] * e.stride[k];
+            number += rest % e.size[k] * e.number[k];
             rest /= e.size[k];
         }
         tch_rect rect =
@@ -255,6 +264,8 @@ static int64_t add_rects(tch_optimizer *o, const tchi_run *run, const tchi_work 
         int64_t at = index * work->stride + i * rows * cols;
         rect.block[0] = advance_by(block0, at, work->type);
         rect.block[1] = advance_by(block1, at, work->type);
+        rect.first = number;
+        rect.skipped = e.order > 1 ? e.number[1] - e.stride[1] : 0;
         rect.block_ld = plain ? cols : work->ld;
         rect.block_index = (int32_t)index;
         rect.transposed = block->transposed;

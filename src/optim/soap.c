@@ -233,8 +233,6 @@ static tch_update describe_moments(const soap_run *r, const tch_blocks *gradient
     return update;
 }
 
-/* The filter divides by the bias correction of the rectangle's clock. rotated_adam corrects the moment later, so the
- * clock here is the group's, which corrects nothing. */
 static tch_status gather_run(soap_run *r)
 {
     tch_optimizer *o = r->optimizer;
@@ -249,9 +247,7 @@ static tch_status gather_run(soap_run *r)
         .notes = {o->notes[0], o->notes[1]},
     };
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->buffer[0], moment);
-    for (int64_t i = 0; i < update.count; i++) {
-        o->rects[i].clock = &r->group->numbers->clock;
-    }
+    update.moments = tchi_run_param(o, &r->run)->moments;
     TCHI_TRY(o->context->backend->update->gather(o->context->state, &update, &how, &type));
     r->notes = how.sides != NULL ? o->notes[0] : NULL;
     r->gradient = (tch_blocks){tchi_work_matrices(&r->work, r->buffer[0], r->run.count), r->notes};

@@ -206,6 +206,7 @@ tch_status tchi_run_gather(tch_optimizer *optimizer, const tchi_run *run, const 
     tch_block_sides sides;
     tch_scalar type;
     tch_update update = tchi_update_run(optimizer, run, work, buffers[0], buffers[1]);
+    update.moments = tchi_run_param(optimizer, run)->moments;
     how.sides = products && tchi_run_sides(optimizer, run, buffers[0], buffers[1], &sides) ? &sides : NULL;
     for (int k = 0; k < 2; k++) {
         how.notes[k] = optimizer->notes[k];

@@ -147,14 +147,14 @@ TEST_WITH(every_kind, open_folder, test_folder_remove)
          BF16,
          {SET(shampoo.grafting, TCH_GRAFTING_ADAM), SET(shampoo.merge_dims, 0), SET(memory.master_weights, 1),
           SET(memory.packed_factors, 1), SET(memory.root_dtype, TCH_STATE_BFLOAT16)}},
-        {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F32, {SET(shampoo.precondition_frequency, 2)}},
+        {"kl_shampoo", TCH_OPTIM_KL_SHAMPOO, F32, {SET(memory.state_dtype, TCH_STATE_BFLOAT16)}},
         {"soap", TCH_OPTIM_SOAP, F32, {{{0}, 0}}},
         {"soap in blocks, packed", TCH_OPTIM_SOAP, F64, {SET(soap.block, 1), SET(memory.packed_factors, 1)}},
         {"soap of constant norm", TCH_OPTIM_SOAP, F64, {SET(constant_norm, 1), SET(soap.orthogonalize, 1)}},
         {"muon of constant norm", TCH_OPTIM_MUON, BF16, {SET(constant_norm, 1), SET(memory.master_weights, 1)}},
         {"muon", TCH_OPTIM_MUON, F32, {{{0}, 0}}},
         {"muon with master weights", TCH_OPTIM_MUON, BF16, {SET(memory.master_weights, 1)}},
-        {"normuon", TCH_OPTIM_NORMUON, F32, {{{0}, 0}}},
+        {"normuon", TCH_OPTIM_NORMUON, F32, {SET(memory.state_dtype, TCH_STATE_BFLOAT16)}},
     };
     for (size_t i = 0; i < TEST_COUNT(cases) * TEST_COUNT(sequences); i++) {
         size_t k = i / TEST_COUNT(sequences);

@@ -148,6 +148,8 @@ TEST(wrong_calls)
          0, ""},
         {"moments in int8", TCH_OPTIM_ADAMW, 2, placed_by_columns, NONE, NONE, 0, TCH_STATE_INT8, TCH_ERR_UNSUPPORTED,
          "the shards of 'p11' cut blocks of 128", NONE, 0, ""},
+        {"moments in int8", TCH_OPTIM_MUON, 2, placed_by_rows, NONE, NONE, 0, TCH_STATE_INT8, TCH_ERR_UNSUPPORTED,
+         "'p8' is a matrix that ranks share", NONE, 0, ""},
     };
     for (size_t k = 0; k < TEST_COUNT(cases); k++) {
         test_case("%s, case %d", cases[k].name, (int)k);

@@ -599,6 +599,126 @@ TEST(other_forms_are_converted)
     }
 }
 
+/* --- matrices ---------------------------------------------------------------------------------------------------- */
+
+/* Wide and tall, in one block and in several; rows that are no whole blocks of codes, which are kept in bfloat16; in
+ * column-major order, of three dimensions, and one that stays float32, with blocks of the third's size. */
+static const trial_shape matrices[] = {
+    {.ndim = 2, .shape = {33, 128}},
+    {.ndim = 2, .shape = {160, 128}},
+    {.ndim = 2, .shape = {20, 384}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 2, .shape = {67, 65}},
+    {.ndim = 2, .shape = {40, 128}, .order = {1, 0}},
+    {.ndim = 3, .shape = {3, 12, 128}},
+    {.ndim = 2, .shape = {20, 128}},
+};
+#define MATRICES ((int32_t)(sizeof matrices / sizeof matrices[0]))
+
+static tch_state_dtype matrix_kept_as(int32_t i, tch_state_dtype asked)
+{
+    return i == 6 ? TCH_STATE_FLOAT32 : i == 3 && asked == TCH_STATE_INT8 ? TCH_STATE_BFLOAT16 : asked;
+}
+
+static const char *average_name(tch_optim_kind kind)
+{
+    return ref_orthogonalizes(kind) ? "momentum_buffer" : "exp_avg";
+}
+
+static void open_matrices(trial *t, tch_context *context, tch_optim_kind kind, tch_state_dtype dtype)
+{
+    tch_optim_config c = config_of(kind, dtype);
+    c.shampoo.max_preconditioner_dim = 128;
+    c.shampoo.precondition_frequency = 4; /* not in the skipped step, in which a GPU computes roots again */
+    c.shampoo.stagger = c.shampoo.merge_dims = 0;
+    c.shampoo.grafting = kind == TCH_OPTIM_SHAMPOO ? TCH_GRAFTING_ADAM : TCH_GRAFTING_NONE;
+    c.momentum = kind == TCH_OPTIM_SHAMPOO ? 0.5 : c.momentum;
+    c.soap.block = 1;
+    trial_open(t, context, TCH_FLOAT32, TCH_FLOAT32, &c, MATRICES, matrices);
+}
+
+/* The averages of `narrow` are those of `exact`, which took the same step from the same state, rounded by the random
+ * bits. */
+static void check_rounded(const trial *narrow, const trial *exact, int32_t i, const double *was)
+{
+    tch_optim_config c = narrow->configs[0];
+    const char *name = average_name(c.kind);
+    double *m = moment_of(exact, i, name, 0);
+    sum *sums = sums_of(narrow->parameters[i].memory->count, m);
+    for (int64_t k = 0; k < narrow->parameters[i].memory->count; k++) {
+        sums[k].was = was[k];
+    }
+    c.memory.state_dtype = matrix_kept_as(i, c.memory.state_dtype);
+    c.kind = TCH_OPTIM_SGD; /* codes as of its momentum */
+    check_moment(narrow, i, &c, name, 0, sums);
+}
+
+/* Both optimizers begin with the same state, converted without loss, and take one step, whose arithmetic is the same:
+ * parameters are bitwise equal. */
+static void check_matrix_step(trial *narrow, trial *exact, const char *path)
+{
+    const char *name = average_name(narrow->configs[0].kind);
+    double *was[MATRICES];
+    size_t mark = test_mark();
+    trial_take_over(exact, narrow, path);
+    for (int32_t i = 0; i < MATRICES; i++) {
+        size_t bytes = (size_t)narrow->parameters[i].memory->count * sizeof(double);
+        was[i] = moment_of(narrow, i, name, 0);
+        CHECK(memcmp(was[i], moment_of(exact, i, name, 0), bytes) == 0, "the conversion has lost something");
+    }
+    trial_draw(narrow);
+    trial_draw(exact);
+    CHECK_OK(trial_step_library(narrow));
+    CHECK_OK(trial_step_library(exact));
+    narrow->steps = (int64_t)*trial_read(narrow, state_of(narrow, 0, "step"));
+    trial_check_same_parameters(narrow, exact);
+    for (int32_t i = 0; i < MATRICES; i++) {
+        check_rounded(narrow, exact, i, was[i]);
+    }
+    test_release_since(mark);
+}
+
+static void check_matrices(tch_context *context, tch_optim_kind kind, tch_state_dtype dtype)
+{
+    const char *path = test_path("matrices.safetensors");
+    trial narrow;
+    trial exact;
+    trial resumed;
+    test_case("matrices, %s, moments in %s", tch_optim_kind_name(kind), dtype_names[dtype]);
+    open_matrices(&narrow, context, kind, dtype);
+    open_matrices(&exact, context, kind, TCH_STATE_FLOAT32);
+    trial_draw(&narrow);
+    CHECK_OK(trial_step_library(&narrow)); /* SOAP's has no direction */
+    for (int step = 0; step < 4; step++) {
+        check_matrix_step(&narrow, &exact, path);
+    }
+    check_skipped_step(&narrow);
+    open_matrices(&resumed, context, kind, dtype);
+    trial_take_over(&resumed, &narrow, path);
+    trial_check_snapshot(&resumed, -1, trial_snapshot(&narrow, -1));
+    for (int step = 0; step < 2; step++) {
+        trial_draw(&narrow);
+        trial_draw(&resumed);
+        CHECK_OK(trial_step_library(&narrow));
+        CHECK_OK(trial_step_library(&resumed));
+    }
+    trial_check_same_parameters(&narrow, &resumed);
+    trial_check_snapshot(&resumed, -1, trial_snapshot(&narrow, -1));
+    trial_take_over(&narrow, &exact, path);
+    for (int32_t i = 0; i < MATRICES; i++) {
+        narrow.configs[0].memory.state_dtype = matrix_kept_as(i, dtype);
+        check_conversion(&exact, &narrow, i, average_name(kind), 0);
+    }
+}
+
+TEST(matrices_step_as_with_float32)
+{
+    for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
+        for (int dtype = TCH_STATE_BFLOAT16; dtype <= TCH_STATE_INT8 && ref_has_blocks((tch_optim_kind)kind); dtype++) {
+            check_matrices(*state, (tch_optim_kind)kind, (tch_state_dtype)dtype);
+        }
+    }
+}
+
 /* float64 parameters keep float64 moments for any setting, bitwise. */
 TEST(float64_stays)
 {

@@ -34,7 +34,7 @@ typedef struct tch_hyper {
     double spare[7];
 } tch_hyper;
 
-/* How the moments of `elementwise` are kept: state[0] and state[1].
+/* How moments are kept: state[0] and state[1] of `elementwise`, and state[0] of `gather`.
  *
  * BF16: stochastic rounding. CODES: one byte for an element, and in `scale` a float32 for each TCH_CODE_BLOCK elements,
  * whose upper and lower halves are two bfloat16, the top and the floor of the block. With bits(x) for the bits of the
@@ -46,8 +46,9 @@ typedef struct tch_hyper {
  * A scale of 0 goes with codes of 0. Codes fill whole words of 4 bytes; those beyond the last element become 0.
  * src/core/codes.h says how top and floor are chosen and how numbers are rounded.
  *
- * With either, rectangles have no gaps between rows, and `first` is a multiple of TCH_CODE_BLOCK. The arithmetic is the
- * same float32, and what it results in reaches the parameter before it is rounded to be kept. */
+ * With codes `first` is a multiple of TCH_CODE_BLOCK, and so are `cols` and `stride` of more than one row: a block of
+ * codes lies in one row. The arithmetic is the same float32, and what it results in reaches the parameter or the block
+ * before it is rounded to be kept. */
 typedef enum tch_moments {
     TCH_MOMENTS_REAL = 0, /* of the type of the arithmetic */
     TCH_MOMENTS_BF16 = 1,
@@ -68,6 +69,8 @@ typedef struct tch_rect {
     const tch_clock *clock;
     int64_t rows, cols, stride, block_ld;
     int64_t first;       /* index of element (0, 0) in its parameter: random numbers depend on it */
+    int64_t skipped;     /* elements between two rows that are not in this memory: element (i, j) has the index first +
+                            i (stride + skipped) + j */
     int32_t parameter;   /* its index in the optimizer, likewise */
     int32_t block_index; /* into the arrays with one element per block; rectangles of a block are consecutive */
     int32_t transposed;  /* of the blocks */
@@ -88,7 +91,7 @@ typedef struct tch_update {
     int32_t maximize;        /* gradients are negated */
     int32_t stochastic;      /* unbiased stochastic rounding of a bfloat16 param without master */
     uint64_t seed;           /* of it: random bits depend only on seed, clock->step, parameter and element */
-    tch_moments moments;     /* of `elementwise`; REAL unless `real` is F32, without amsgrad */
+    tch_moments moments;     /* of `elementwise` and `gather`; REAL unless `real` is F32, without amsgrad */
 } tch_update;
 
 /* Stochastic rounding is the same on every device: the 16 random bits for element `e` of parameter `p` at step `t` are
@@ -247,7 +250,7 @@ typedef tch_status tch_update_factors_op(void *state, const tch_blocks *a, const
 typedef tch_status tch_precondition_op(void *state, const tch_preconditioner *preconditioner, const tch_blocks *x,
                                        void *other, const tch_matrices *y, double *norms);
 /* Adam on blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
- * sqrt(correction2) / correction1. `notes` as in `gather`, for block[1], or NULL. */
+ * sqrt(correction2). `notes` as in `gather`, for block[1], or NULL. */
 typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update, uint32_t *notes);
 /* d = block[1], or block[0] if that is NULL, scaled as `scale` says; with momentum != 0 and state[2] not NULL, buffer
  * (state[2]) = momentum buffer + d and d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) as

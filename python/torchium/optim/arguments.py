@@ -45,8 +45,8 @@ class MemoryArguments:
     for `budget`.
 
     Args:
-        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of elementwise updates, rounded
-            stochastically; small parameters keep float32.
+        state_dtype: 'float32', 'bfloat16' or 'int8' (by blocks) for the moments of elementwise updates and the first
+            moments of matrices, rounded stochastically; small parameters keep float32.
         packed_factors: keep symmetric factors as lower triangles: half the memory, the same results.
         root_dtype: 'float32' or 'bfloat16' for Shampoo's roots.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.

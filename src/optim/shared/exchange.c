@@ -65,6 +65,23 @@ static view view_of(const tch_optimizer *o, place where, const tchi_part *part, 
     return v;
 }
 
+/* The numbers of a part's elements in the whole parameter, as a view of it. */
+static view numbers_of(const tch_optimizer *o, const tchi_part *part)
+{
+    const tchi_tile *tile = tchi_shared_tile(o, part->tile);
+    const tchi_dims *dims = &param_of(o, part)->dims;
+    view v = {0};
+    int64_t stride = 1;
+    int64_t rest = part->in_tile;
+    for (int32_t k = dims->order - 1; k >= 0; k--) {
+        v.stride[k] = stride;
+        v.at += (tile->start[k] + rest % tile->size[k]) * stride;
+        stride *= dims->size[k];
+        rest /= tile->size[k];
+    }
+    return v;
+}
+
 /* Adds a part: `a` is read as a gradient or is the parameter; `b` is a block with elements of `type`. */
 static tch_status add_part(move *m, const tchi_part *part, place a_place, place b_place, char *wire, tch_scalar type,
                            double factor)
@@ -72,6 +89,7 @@ static tch_status add_part(move *m, const tchi_part *part, place a_place, place 
     const tchi_param *p = param_of(m->optimizer, part);
     view a = view_of(m->optimizer, a_place, part, wire);
     view b = view_of(m->optimizer, b_place, part, wire);
+    view numbers = numbers_of(m->optimizer, part);
     int32_t order = p->dims.order;
     int64_t bytes = tchi_scalar_size(type);
     int64_t outer = 1;
@@ -84,15 +102,19 @@ static tch_status add_part(move *m, const tchi_part *part, place a_place, place 
     for (int64_t i = 0; i < outer; i++) {
         int64_t in_a = a.at;
         int64_t in_b = b.at;
+        int64_t number = numbers.at;
         int64_t rest = i;
         for (int32_t k = order - 3; k >= 0; k--) {
             in_a += rest % part->size[k] * a.stride[k];
             in_b += rest % part->size[k] * b.stride[k];
+            number += rest % part->size[k] * numbers.stride[k];
             rest /= part->size[k];
         }
         tch_rect rect = {.rows = rows, .cols = cols, .stride = stride, .grad = a.data + in_a * bytes};
         if (a_place == WITH_ALL) {
             rect = tchi_rect_at(p, tchi_gradient_of(m->optimizer, m->now, p), in_a, rows, cols, stride);
+            rect.first = number;
+            rect.skipped = order > 1 ? numbers.stride[order - 2] - stride : 0;
         }
         rect.block[m->second] = b.data + in_b * bytes;
         rect.block_ld = order > 1 ? b.stride[order - 2] : cols;
@@ -136,20 +158,21 @@ static const tchi_part *parts_of(const tchi_list *list)
 
 /* --- gradients to the wire ---------------------------------------------------------------------------------------- */
 
-/* Copies gradients of this rank's tensors, of one pair of types, to the wire or, if that is NULL, directly to its
- * tiles. Gradients that are filtered or decayed here are unscaled here too. */
+/* Copies gradients of this rank's tensors, of one pair of types and one form of moments, to the wire or, if that is
+ * NULL, directly to its tiles. Gradients that are filtered or decayed here are unscaled here too. */
 static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
-                                 char *wire, tch_scalar type, tch_scalar grad)
+                                 char *wire, tch_scalar type, tch_scalar grad, tch_moments moments)
 {
     const tch_optim_config *config = &tchi_group_at(o, group)->config;
     move m = begin_move(o, now, group, type);
+    m.update.moments = moments;
     tch_filter filter = TCH_FILTER_NONE;
     bool l2 = false;
     for (int64_t i = 0; i < list->count; i++) {
         const tchi_part *part = &parts_of(list)[i];
         const tchi_param *p = param_of(o, part);
         const tchi_gradient *gradient = &now->gradients[p->index];
-        if (gradient->data == NULL || p->type != type || gradient->type != grad) {
+        if (gradient->data == NULL || p->type != type || gradient->type != grad || p->moments != moments) {
             continue;
         }
         if (p->filters) {
@@ -172,9 +195,11 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
 
 static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, char *wire)
 {
+    const int forms = tchi_group_at(o, group)->config.memory.state_dtype == TCH_STATE_FLOAT32 ? 1 : 3;
     for (int type = 0; type <= TCH_SCALAR_BF16 && list->count > 0; type++) {
-        for (int grad = 0; grad <= TCH_SCALAR_BF16; grad++) {
-            TCHI_TRY(pack_gradients(o, now, group, list, wire, (tch_scalar)type, (tch_scalar)grad));
+        for (int i = 0; i < (TCH_SCALAR_BF16 + 1) * forms; i++) {
+            TCHI_TRY(pack_gradients(o, now, group, list, wire, (tch_scalar)type, (tch_scalar)(i / forms),
+                                    (tch_moments)(i % forms)));
         }
     }
     return TCH_OK;

@@ -114,15 +114,23 @@ static tch_status check_blocks(const tchi_param *param, const tch_placement *p)
 static tch_status prepare_stretches(const tch_optimizer *o, const tchi_param *param, const tch_placement *p,
                                     bool *stretches)
 {
-    tch_state_dtype kept = tchi_group_at(o, param->group)->config.memory.state_dtype;
-    *stretches = kept != TCH_STATE_FLOAT32 && tchi_may_be_compressed(param) && p != NULL && p->count > 0;
+    tch_moments kept = tchi_moments_of(o, param);
+    bool here = !param->blocked || param->filters; /* not with the owners of tiles */
+    if (param->blocked && kept == TCH_MOMENTS_CODES) {
+        return tchi_fail(
+            TCH_ERR_UNSUPPORTED,
+            "state_dtype is int8, and '%s' is a matrix that ranks share: expected bfloat16 or float32 in its "
+            "group",
+            param->name);
+    }
+    *stretches = kept != TCH_MOMENTS_REAL && here && p != NULL && p->count > 0;
     if (*stretches && !tchi_is_row_major(param->ndim, param->shape, param->strides)) {
         return tchi_fail(TCH_ERR_LAYOUT,
                          "parameter '%s' is shared, and its elements are not in row-major order: state_dtype must be "
                          "float32",
                          param->name);
     }
-    return *stretches && kept == TCH_STATE_INT8 ? check_blocks(param, p) : TCH_OK;
+    return *stretches && kept == TCH_MOMENTS_CODES ? check_blocks(param, p) : TCH_OK;
 }
 
 const tchi_stretch *tchi_stretches_of(const tch_optimizer *optimizer, const tchi_param *param, int64_t *count)

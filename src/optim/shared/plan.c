@@ -282,8 +282,8 @@ static void fill_tile(const tch_optimizer *o, const tchi_tile *tile, tchi_param 
         t->shape[k] = t->dims.size[k] = tile->size[k];
         t->cut |= (uint32_t)(tile->size[k] != p->dims.size[k]) << k;
         t->count *= tile->size[k];
+        t->base = t->base * p->dims.size[k] + tile->start[k];
     }
-    t->base = p->blocked ? 0 : tile->start[0];
     int64_t stride = t->count;
     for (int32_t k = 0; k < TCHI_MOST_ORDER && k < p->dims.order; k++) {
         stride /= tile->size[k];

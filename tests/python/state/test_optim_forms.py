@@ -150,6 +150,40 @@ def test_the_rest_of_other_kinds(kind, device):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", SECOND_ORDER)
+def test_first_moments_of_matrices(kind, dtype, device):
+    """Rows that are no whole blocks of codes have bfloat16; a run goes on alike in its own form, and in float32 without
+    loss."""
+    name = "momentum_buffer" if "muon" in kind else "exp_avg"
+
+    def trained(count, saved=None, weights=None):
+        torch.manual_seed(4)
+        whole, cut = (torch.nn.Parameter(torch.randn(shape).to(device)) for shape in ((24, 256), (70, 65)))
+        optimizer = CLASSES[kind]([whole, cut], state_dtype=dtype)
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+            for p, value in zip((whole, cut), weights, strict=True):
+                p.data.copy_(value)
+        for i in range(3 if saved else 0, count):
+            generator = torch.Generator().manual_seed(i)
+            whole.grad, cut.grad = (torch.randn(p.shape, generator=generator).to(device) for p in (whole, cut))
+            optimizer.step()
+        return optimizer, [whole, cut]
+
+    first, weights = trained(3)
+    saved = through_file(first.state_dict())
+    assert [first.state[p][name].dtype for p in weights] == [DTYPES[dtype], torch.bfloat16]
+    ends = trained(6, saved, weights)[1]
+    assert_same_bits(ends, trained(6)[1])
+    for group in saved["param_groups"]:
+        group["state_dtype"] = "float32"
+    plain, _ = trained(3, saved, weights)
+    for p, q in zip(weights, plain.param_groups[0]["params"], strict=True):
+        assert plain.state[q][name].dtype == torch.float32
+        assert torch.equal(plain.state[q][name], moment(first, p, name))
+
+
 def test_values_of_the_option(device):
     model = network(device)
     optimizer = torchium.optim.AdamW(model.parameters(), state_dtype=torch.bfloat16)

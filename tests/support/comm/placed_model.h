@@ -8,7 +8,7 @@
 
 #include "support/comm/pretend_group.h"
 
-enum { PLACED_MOST = 14, PLACED_STEPS = 10, PLACED_ELEMENTS = 9216 };
+enum { PLACED_MOST = 14, PLACED_STEPS = 10, PLACED_ELEMENTS = 12288 };
 
 typedef struct placed_shape {
     int32_t ndim;

@@ -18,16 +18,14 @@ typedef struct block_ctx {
 static void filter_run(tchi_cpu_run *run, tch_filter filter, const void *g, void *out)
 {
     double beta1 = run->update->hyper->beta1;
-    void *s = tchi_cpu_run_state(run, 0);
+    void *s = tchi_cpu_run_moment(run, 0);
     run->loops->combine(run->n, beta1, s, 1.0 - beta1, g, s);
-    if (out == NULL) {
-        return;
-    }
-    if (filter == TCH_FILTER_NESTEROV) {
+    if (out != NULL && filter == TCH_FILTER_NESTEROV) {
         run->loops->combine(run->n, beta1, s, 1.0 - beta1, g, out);
-    } else {
+    } else if (out != NULL) {
         run->loops->scale(run->n, 1.0 / run->rect->clock->correction1, s, out);
     }
+    tchi_cpu_run_store_moments(run, TCHI_CODE_SGD);
 }
 
 /* d of the grafted method, updating v; f itself for SGD. */
@@ -139,7 +137,7 @@ static void rotated_adam_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const block_ctx *ctx = argument;
     const tch_hyper *h = ctx->update->hyper;
-    double factor = sqrt(chunk->rect->clock->correction2) / chunk->rect->clock->correction1;
+    double factor = sqrt(chunk->rect->clock->correction2);
     tchi_cpu_tile gradient, direction;
     tchi_cpu_run run;
     tchi_cpu_tile_open(&gradient, ctx->update, chunk, 0, true);

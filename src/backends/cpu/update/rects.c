@@ -3,7 +3,8 @@
 #include "core/arith.h"
 #include "rects.h"
 
-/* Chunks of transposed rectangles are squares of this side where possible, since blocks run in the other direction. */
+/* Chunks of transposed rectangles are squares of this side where possible, since blocks run in the other direction;
+ * those with codes are wider, and cut no block of codes. */
 #define SIDE 64
 
 /* Start-up cost of a chunk in elements, so that small and large rectangles are balanced. Measured with AdamW in float32
@@ -24,13 +25,16 @@ static cut cut_rect(const tch_rect *rect, bool blocks)
     if (c.rows == 0 || c.cols == 0) {
         return c;
     }
-    if (!blocks && rect->stride == c.cols) { /* with blocks the caller decides, since sums must not depend on gaps */
+    if (!blocks && rect->stride == c.cols &&
+        rect->skipped == 0) { /* with blocks the caller decides, since sums must not depend on gaps */
         c.cols *= c.rows;
         c.rows = 1;
     }
-    c.wide = tchi_min(c.cols, transposed ? SIDE : TCHI_CPU_CHUNK);
+    int64_t side = rect->scale[0] != NULL ? TCH_CODE_BLOCK : SIDE;
+    c.wide = tchi_min(c.cols, transposed ? side : TCHI_CPU_CHUNK);
     c.high = tchi_min(c.rows, TCHI_CPU_CHUNK / c.wide);
     c.wide = tchi_min(c.cols, TCHI_CPU_CHUNK / c.high);
+    c.wide -= rect->scale[0] != NULL && c.wide < c.cols ? c.wide % TCH_CODE_BLOCK : 0;
     c.down = tchi_ceil_div(c.rows, c.high);
     c.across = tchi_ceil_div(c.cols, c.wide);
     return c;
@@ -139,6 +143,7 @@ bool tchi_cpu_run_next(tchi_cpu_run *run)
     int64_t left = chunk->cols - run->col;
     run->n = left < TCHI_CPU_RUN ? left : TCHI_CPU_RUN;
     run->at = (chunk->row + run->row) * run->rect->stride + chunk->col + run->col;
+    run->number = run->rect->first + run->at + (chunk->row + run->row) * run->rect->skipped;
     return run->row < chunk->rows;
 }
 
@@ -167,7 +172,7 @@ static void round_at_random(const tchi_cpu_run *run, const float *p, uint16_t *o
 {
     const tch_rect *rect = run->rect;
     tchi_cpu_random_run random = {run->update->seed, (uint32_t)rect->parameter, (uint32_t)rect->clock->step,
-                                  rect->first + run->at};
+                                  run->number};
     run->steps->round_at_random(run->n, &random, p, out);
 }
 
@@ -272,7 +277,7 @@ void tchi_cpu_run_store_moments(const tchi_cpu_run *run, tchi_code_use use)
     const tch_rect *rect = run->rect;
     uint32_t words[TCHI_CPU_RUN];
     tchi_cpu_random_run random = {run->update->seed, (uint32_t)rect->parameter + 0x80000000u,
-                                  (uint32_t)rect->clock->step, rect->first + run->at};
+                                  (uint32_t)rect->clock->step, run->number};
     run->steps->random_words(run->n, &random, words);
     if (run->update->moments == TCH_MOMENTS_CODES) {
         store_codes(run, use, words);

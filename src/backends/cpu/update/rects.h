@@ -47,7 +47,8 @@ typedef struct tchi_cpu_run {
     const tchi_cpu_chunk *chunk;
     int64_t row, col; /* of its first element, in the chunk */
     int64_t n;
-    int64_t at; /* of its first element, in the parameter and arrays with the same layout */
+    int64_t at;     /* of its first element, in the parameter and arrays with the same layout */
+    int64_t number; /* of its first element, for random numbers */
     _Alignas(64) char param[TCHI_CPU_RUN * sizeof(double)];
     _Alignas(64) char gradient[TCHI_CPU_RUN * sizeof(double)];
     _Alignas(64) char other[TCHI_CPU_RUN * sizeof(double)];

@@ -14,10 +14,14 @@
  *
  *     block[0], block[1] = fp16(2^i g), fp16(2^j f);          // gather_fp16, once largest and filtered are known
  *
+ * A moment in bfloat16 or in codes is rounded as it is stored, but f is not: before gather_fp16, which then computes m
+ * once more, it is not stored.
+ *
  * Norms are summed in double in a fixed order: over a thread's elements, over its block of threads, and by one block
  * over the block's chunks, whose sums are in scratch. */
 #include "backends/cuda/matrix/fp16_copy.h"
 #include "backends/cuda/product/two_sided/two_sided.h"
+#include "moments.cuh"
 #include "norms.cuh"
 
 typedef struct gather_rules {
@@ -25,6 +29,7 @@ typedef struct gather_rules {
     int l2;
     tch_graft kind;
     int replace;
+    int stores;                   /* a rounded moment */
     double *partial;              /* of all chunks */
     uint32_t *largest, *filtered; /* or nothing */
 } gather_rules;
@@ -196,15 +201,17 @@ static __device__ inline void finish_block(const gather_rules &rules, int64_t ch
     }
 }
 
-template <bool grafts, typename real, tchi_cuda_access_path path>
+template <bool grafts, tch_moments kept, typename real, tchi_cuda_access_path path>
 static __device__ inline void gather_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const gather_rules &rules,
                                            gather_memory<real> &shared)
 {
     const bool filters = rules.filter != TCH_FILTER_NONE;
     const gather_numbers<real> &numbers = shared.numbers.gather;
-    tchi_cuda_vec4s<real> p = {}, v = {};
+    tchi_cuda_vec4s<real> p = {}, m = {}, v = {};
     tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
-    tchi_cuda_vec4s<real> m = tchi_cuda_fetch_if(filters, ctx, TCHI_CUDA_STATE_0);
+    if (filters) {
+        m = tchi_cuda_fetch_moment<kept>(ctx, 0);
+    }
     if (grafts) {
         v = tchi_cuda_fetch(ctx, TCHI_CUDA_STATE_1);
     }
@@ -229,13 +236,17 @@ static __device__ inline void gather_chunk(const tchi_cuda_chunk_ctx<real, path>
     put_if_there(ctx, TCHI_CUDA_BLOCK_0, shared.tile, g);
     tchi_cuda_vec4s<real> f = g;
     if (filters) {
+        tchi_cuda_unpack_moment<kept>(0, m);
+        const tchi_cuda_vec4s<real> was = m;
 #pragma unroll
         for (int k = 0; k < 4 * TCHI_CUDA_STEPS; k++) {
             real *moment = &m.at[k / 4].v[k % 4];
             *moment = fma(numbers.keep, *moment, numbers.take * g.at[k / 4].v[k % 4]);
             f.at[k / 4].v[k % 4] = filtered(numbers, rules.filter, g.at[k / 4].v[k % 4], *moment);
         }
-        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
+        if (kept == TCH_MOMENTS_REAL || rules.stores) {
+            tchi_cuda_put_moments<TCHI_CODE_SGD, kept>(ctx, m, m, was);
+        }
         if (rules.largest != nullptr) {
             note_largest(f, shared.of_warps[1]);
         }
@@ -252,39 +263,55 @@ static __device__ inline void gather_chunk(const tchi_cuda_chunk_ctx<real, path>
 
 /* Bytes per float32 element: 4 read and 4 written, with a filter 8 and 12; grafting with it 12 and 16, vs 20 and 16 in
  * two passes. */
-template <typename real, bool grafts>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
+template <typename real, bool grafts, tch_moments kept>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_moment_resident<real, kept>())
     gather_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
 {
     __shared__ gather_memory<real> shared;
-    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { gather_chunk<grafts>(ctx, rules, shared); });
+    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { gather_chunk<grafts, kept>(ctx, rules, shared); });
 }
 
 /* The same if all chunks are full and aligned and gradients have no weight decay: fewer registers, more blocks. */
-template <tchi_cuda_access_path path, bool grafts>
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, grafts ? 4 : TCHI_CUDA_EVEN_RESIDENT)
+template <tchi_cuda_access_path path, bool grafts, tch_moments kept>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS,
+                                         grafts || kept != TCH_MOMENTS_REAL ? 4 : TCHI_CUDA_EVEN_RESIDENT)
     gather_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
 {
     __shared__ gather_memory<float> shared;
     rules.l2 = 0;
-    tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { gather_chunk<grafts>(ctx, rules, shared); });
+    tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { gather_chunk<grafts, kept>(ctx, rules, shared); });
+}
+
+template <bool grafts, tch_moments kept>
+static tch_status launch_kept(tchi_cuda_state *s, const tch_update *update, tchi_cuda_use use,
+                              const gather_rules &rules)
+{
+    const char *name = grafts ? "gather_graft" : "gather";
+    tchi_cuda_update_kernels<gather_rules> kernels = {gather_kernel<double, grafts, TCH_MOMENTS_REAL>,
+                                                      gather_kernel<float, grafts, kept>};
+    if (!rules.l2) {
+        kernels.even_f32 = gather_even_kernel<TCHI_CUDA_PLAIN, grafts, kept>;
+        if constexpr (!grafts) {
+            kernels.even_bf16 = gather_even_kernel<TCHI_CUDA_SHORT, false, kept>;
+        }
+    }
+    TCHI_TRY(clear_largest(s, update, rules.largest, name));
+    TCHI_TRY(clear_largest(s, update, rules.filter == TCH_FILTER_NONE ? NULL : rules.filtered, name));
+    return tchi_cuda_launch_update<gather_rules>(s, update, use, name, kernels, rules);
 }
 
 template <bool grafts>
 static tch_status launch_gather(tchi_cuda_state *s, const tch_update *update, tchi_cuda_use use,
                                 const gather_rules &rules)
 {
-    const char *name = grafts ? "gather_graft" : "gather";
-    tchi_cuda_update_kernels<gather_rules> kernels = {gather_kernel<double, grafts>, gather_kernel<float, grafts>};
-    if (!rules.l2) {
-        kernels.even_f32 = gather_even_kernel<TCHI_CUDA_PLAIN, grafts>;
-        if constexpr (!grafts) {
-            kernels.even_bf16 = gather_even_kernel<TCHI_CUDA_SHORT, false>;
-        }
+    switch (rules.filter == TCH_FILTER_NONE ? TCH_MOMENTS_REAL : update->moments) {
+    case TCH_MOMENTS_BF16:
+        return launch_kept<grafts, TCH_MOMENTS_BF16>(s, update, use, rules);
+    case TCH_MOMENTS_CODES:
+        return launch_kept<grafts, TCH_MOMENTS_CODES>(s, update, use, rules);
+    default:
+        return launch_kept<grafts, TCH_MOMENTS_REAL>(s, update, use, rules);
     }
-    TCHI_TRY(clear_largest(s, update, rules.largest, name));
-    TCHI_TRY(clear_largest(s, update, rules.filter == TCH_FILTER_NONE ? NULL : rules.filtered, name));
-    return tchi_cuda_launch_update<gather_rules>(s, update, use, name, kernels, rules);
 }
 
 /* --- blocks of float16 ------------------------------------------------------------------------------------------- */
@@ -300,16 +327,20 @@ static __device__ inline void put_scaled(const tchi_cuda_chunk_ctx<float, path> 
     tchi_cuda_put_block(ctx, slot, tile, x);
 }
 
-template <tchi_cuda_access_path path>
+template <tch_moments kept, tchi_cuda_access_path path>
 static __device__ inline void gather_fp16_chunk(const tchi_cuda_chunk_ctx<float, path> &ctx, const gather_rules &rules,
                                                 gather_numbers<float> &numbers, float *tile)
 {
     bool has_g = tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_0);
-    bool has_f = rules.filter != TCH_FILTER_NONE && tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1);
-    bool reads_g = has_g || rules.filter == TCH_FILTER_NESTEROV;
-    tchi_cuda_vec4s<float> p = {};
+    bool filters = rules.filter != TCH_FILTER_NONE;
+    bool has_f = filters && tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1);
+    bool again = kept != TCH_MOMENTS_REAL && filters;
+    bool reads_g = has_g || again || rules.filter == TCH_FILTER_NESTEROV;
+    tchi_cuda_vec4s<float> p = {}, m = {};
     tchi_cuda_vec4s<float> g = tchi_cuda_fetch_if(reads_g, ctx, TCHI_CUDA_GRAD);
-    tchi_cuda_vec4s<float> m = tchi_cuda_fetch_if(has_f, ctx, TCHI_CUDA_STATE_0);
+    if (has_f || again) {
+        m = tchi_cuda_fetch_moment<kept>(ctx, 0);
+    }
     if (rules.l2 && reads_g) {
         p = tchi_cuda_fetch_param(ctx);
     }
@@ -329,6 +360,15 @@ static __device__ inline void gather_fp16_chunk(const tchi_cuda_chunk_ctx<float,
     if (has_g) {
         put_scaled(ctx, TCHI_CUDA_BLOCK_0, tile, numbers.scale[0], g);
     }
+    if (again) {
+        tchi_cuda_unpack_moment<kept>(0, m);
+        const tchi_cuda_vec4s<float> was = m;
+#pragma unroll
+        for (int k = 0; k < 4 * TCHI_CUDA_STEPS; k++) {
+            m.at[k / 4].v[k % 4] = fma(numbers.keep, m.at[k / 4].v[k % 4], numbers.take * g.at[k / 4].v[k % 4]);
+        }
+        tchi_cuda_put_moments<TCHI_CODE_SGD, kept>(ctx, m, m, was);
+    }
     if (has_f) {
 #pragma unroll
         for (int k = 0; k < 4 * TCHI_CUDA_STEPS; k++) {
@@ -341,22 +381,38 @@ static __device__ inline void gather_fp16_chunk(const tchi_cuda_chunk_ctx<float,
 
 /* After gather, with its notes. 8 bytes read and 4 written per element. With float32 blocks gather_graft writes 8 more,
  * which fp16 copies read again: 40 bytes in total, vs 32. */
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<float>())
+template <tch_moments kept>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_moment_resident<float, kept>())
     gather_fp16_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
 {
     __shared__ gather_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    tchi_cuda_with_chunk<float, true>(list, [&](const auto &ctx) { gather_fp16_chunk(ctx, rules, numbers, tile); });
+    tchi_cuda_with_chunk<float, true>(list,
+                                      [&](const auto &ctx) { gather_fp16_chunk<kept>(ctx, rules, numbers, tile); });
 }
 
-static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
+template <tch_moments kept>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS,
+                                         kept == TCH_MOMENTS_REAL ? TCHI_CUDA_EVEN_RESIDENT : 4)
     gather_fp16_even_kernel(const __grid_constant__ tchi_cuda_rects list, gather_rules rules)
 {
     __shared__ gather_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
     rules.l2 = 0;
-    tchi_cuda_with_even_chunk<TCHI_CUDA_HALF>(list,
-                                              [&](const auto &ctx) { gather_fp16_chunk(ctx, rules, numbers, tile); });
+    tchi_cuda_with_even_chunk<TCHI_CUDA_HALF>(
+        list, [&](const auto &ctx) { gather_fp16_chunk<kept>(ctx, rules, numbers, tile); });
+}
+
+template <tch_moments kept>
+static tch_status launch_fp16(tchi_cuda_state *s, const tch_update *update, const tch_gathering *how,
+                              const gather_rules &rules)
+{
+    tch_update with_fp16 = *update;
+    with_fp16.block_type = TCH_SCALAR_F16;
+    tchi_cuda_update_kernels<gather_rules> kernels = {NULL, gather_fp16_kernel<kept>};
+    kernels.even_fp16 = how->l2 ? NULL : gather_fp16_even_kernel<kept>;
+    return tchi_cuda_launch_blocks<gather_rules>(s, &with_fp16, TCHI_CUDA_BLOCKS, how->sides->buffers, "gather_fp16",
+                                                 kernels, rules);
 }
 
 /* --- grafting alone ---------------------------------------------------------------------------------------------- */
@@ -472,6 +528,7 @@ tch_status tchi_cuda_gather(void *state, const tch_update *update, const tch_gat
                                 how->l2,
                                 how->graft,
                                 how->norms == NULL,
+                                !fp16,
                                 (double *)how->scratch,
                                 has_sides ? how->notes[0] : NULL,
                                 has_sides ? how->notes[1] : NULL};
@@ -482,10 +539,7 @@ tch_status tchi_cuda_gather(void *state, const tch_update *update, const tch_gat
     if (!fp16) {
         return TCH_OK;
     }
-    tch_update with_fp16 = *update;
-    with_fp16.block_type = TCH_SCALAR_F16;
-    tchi_cuda_update_kernels<gather_rules> kernels = {NULL, gather_fp16_kernel};
-    kernels.even_fp16 = how->l2 ? NULL : gather_fp16_even_kernel;
-    return tchi_cuda_launch_blocks<gather_rules>(s, &with_fp16, TCHI_CUDA_BLOCKS, how->sides->buffers, "gather_fp16",
-                                                 kernels, rules);
+    return update->moments == TCH_MOMENTS_CODES  ? launch_fp16<TCH_MOMENTS_CODES>(s, update, how, rules)
+           : update->moments == TCH_MOMENTS_BF16 ? launch_fp16<TCH_MOMENTS_BF16>(s, update, how, rules)
+                                                 : launch_fp16<TCH_MOMENTS_REAL>(s, update, how, rules);
 }

@@ -19,10 +19,10 @@ template <typename real, tch_moments kept> constexpr int tchi_cuda_moment_reside
 #define TCHI_CUDA_MOMENT_FN                                                                                            \
     template <tch_moments kept, typename real, tchi_cuda_access_path path> static __device__ inline
 
-/* Scales use the slots of blocks, which no operation with such moments has. */
+/* Scales use slots that no operation with such moments has. */
 static __device__ inline float *tchi_cuda_scale_at(const tchi_cuda_rect &rect, int index, const tchi_cuda_place &place)
 {
-    return (float *)rect.data[TCHI_CUDA_BLOCK_0 + index] + place.offset / TCH_CODE_BLOCK;
+    return (float *)rect.data[index == 0 ? TCHI_CUDA_STATE_2 : TCHI_CUDA_BLOCK_1] + place.offset / TCH_CODE_BLOCK;
 }
 
 /* Codes are read and written as whole words, including the last. A raw word and its scale are in the first two of the
@@ -157,7 +157,7 @@ tchi_cuda_put_moments(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cud
 #pragma unroll
         for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
             tchi_cuda_place place = tchi_cuda_chunk_place(ctx, TCHI_CUDA_STATE_0, s);
-            uint4 words = tchi_cuda_random_words(key, (uint64_t)(ctx.rect.first + place.offset));
+            uint4 words = tchi_cuda_random_words(key, tchi_cuda_chunk_element(ctx, place, s));
             const uint32_t random[4] = {words.x, words.y, words.z, words.w};
             if constexpr (kept == TCH_MOMENTS_CODES) {
                 uint32_t squares = 0;

@@ -8,13 +8,16 @@
 #define LOG_LINE 5
 
 #define LOG_FOUR 2
+#define LOG_CODES 7
 
+_Static_assert(1 << LOG_CODES == TCH_CODE_BLOCK, "a warp has no block of codes");
 _Static_assert(sizeof(tchi_cuda_rects) <= 31744, "the rectangles leave no room for a kernel's other parameters");
 
 /* The extent of a rectangle after merging contiguous rows. */
 typedef struct extent {
     int64_t rows, cols;
     int transposed;
+    int coded; /* a warp, 128 neighbors in a chunk, has a block of codes */
 } extent;
 
 typedef struct cut {
@@ -24,8 +27,9 @@ typedef struct cut {
 
 static extent extent_of(const tch_rect *rect, int blocks)
 {
-    extent e = {rect->rows, rect->cols, blocks && rect->transposed};
-    int gapless = e.rows > 1 && rect->stride == e.cols && !e.transposed && (!blocks || rect->block_ld == e.cols);
+    extent e = {rect->rows, rect->cols, blocks && rect->transposed, rect->scale[0] != NULL};
+    int gapless = e.rows > 1 && rect->stride == e.cols && rect->skipped == 0 && !e.transposed &&
+                  (!blocks || rect->block_ld == e.cols);
     if (gapless && blocks != TCHI_CUDA_ROWS) {
         e.cols *= e.rows;
         e.rows = 1;
@@ -51,9 +55,10 @@ static int64_t ceil_shift(int64_t n, int log)
 /* Of the widths with the fewest chunks the widest, or for transposed blocks the squarest. */
 static cut cut_up(extent e, int log_chunk)
 {
-    int most = e.transposed ? log_chunk - log_least(e.rows) : log_chunk;
+    int least = e.coded ? LOG_CODES : log_least(e.cols);
+    int most = e.transposed ? log_chunk - (e.coded ? LOG_FOUR : log_least(e.rows)) : log_chunk;
     cut best = {0, 0, 0, 0};
-    for (int log = log_least(e.cols); log <= most; log++) {
+    for (int log = least; log <= most; log++) {
         cut c = {log, log_chunk - log, ceil_shift(e.cols, log), ceil_shift(e.rows, log_chunk - log)};
         int64_t more = best.across == 0 ? -1 : c.across * c.down - best.across * best.down;
         if (more < 0 || (more == 0 && (!e.transposed || 2 * log <= log_chunk))) {
@@ -81,8 +86,10 @@ int64_t tchi_cuda_most_chunks(int64_t elements, int64_t rects, int log_chunk)
 
 /* --- packing ----------------------------------------------------------------------------------------------------- */
 
-static tch_scalar type_of(const tch_update *update, int slot)
+static tch_scalar type_of(const tch_update *update, int use, int slot)
 {
+    int kept = slot == TCHI_CUDA_STATE_0 || (slot == TCHI_CUDA_STATE_1 && use == TCHI_CUDA_PARAMS);
+
     switch (slot) {
     case TCHI_CUDA_PARAM:
         return update->param_type;
@@ -93,11 +100,8 @@ static tch_scalar type_of(const tch_update *update, int slot)
     case TCHI_CUDA_BLOCK_0:
     case TCHI_CUDA_BLOCK_1:
         return update->block_type;
-    case TCHI_CUDA_STATE_0:
-    case TCHI_CUDA_STATE_1:
-        return update->moments == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : update->real;
     default:
-        return update->real;
+        return kept && update->moments == TCH_MOMENTS_BF16 ? TCH_SCALAR_BF16 : update->real;
     }
 }
 
@@ -108,19 +112,19 @@ static int is_wide(const void *data, tch_scalar type, int64_t rows, int64_t ld)
     return data == NULL || ((uintptr_t)data % alignment == 0 && (rows == 1 || ld % 4 == 0));
 }
 
-static uint8_t wide_slots(const tch_update *update, const tchi_cuda_rect *p)
+static uint8_t wide_slots(const tch_update *update, int use, const tchi_cuda_rect *p)
 {
     unsigned wide = 0;
     for (int slot = 0; slot < TCHI_CUDA_SLOTS; slot++) {
         int in_block = slot >= TCHI_CUDA_BLOCK_0;
         int64_t rows = in_block && p->transposed ? p->cols : p->rows;
         int64_t ld = in_block ? p->block_ld : p->stride;
-        wide |= (unsigned)is_wide(p->data[slot], type_of(update, slot), rows, ld) << slot;
+        wide |= (unsigned)is_wide(p->data[slot], type_of(update, use, slot), rows, ld) << slot;
     }
     return (uint8_t)wide;
 }
 
-static void pack_rect(const tch_update *update, const tch_rect *from, void *const block[2], extent e, cut c,
+static void pack_rect(const tch_update *update, int use, const tch_rect *from, void *const block[2], extent e, cut c,
                       tchi_cuda_rect *to)
 {
     *to = (tchi_cuda_rect){
@@ -132,6 +136,7 @@ static void pack_rect(const tch_update *update, const tch_rect *from, void *cons
         .stride = from->stride,
         .block_ld = from->block_ld,
         .first = from->first,
+        .skipped = from->skipped,
         .across = (int32_t)c.across,
         .parameter = from->parameter,
         .block_index = from->block_index,
@@ -141,11 +146,11 @@ static void pack_rect(const tch_update *update, const tch_rect *from, void *cons
         .transposed = e.transposed != 0,
         .by_column = from->by_column != 0,
     };
-    if (update->moments == TCH_MOMENTS_CODES) { /* no operation has both */
-        to->data[TCHI_CUDA_BLOCK_0] = from->scale[0];
-        to->data[TCHI_CUDA_BLOCK_1] = from->scale[1];
+    to->wide = wide_slots(update, use, to);
+    if (update->moments == TCH_MOMENTS_CODES) {
+        to->data[TCHI_CUDA_STATE_2] = from->scale[0];
+        to->data[TCHI_CUDA_BLOCK_1] = use == TCHI_CUDA_PARAMS ? from->scale[1] : block[1];
     }
-    to->wide = wide_slots(update, to);
 }
 
 static void pack_shared(const tch_update *update, int blocks, tchi_cuda_rects *list)
@@ -194,7 +199,7 @@ int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, void
         cut c = cut_up(e, log_chunk);
         list->first_chunk[list->count] = (int32_t)chunks;
         void *const block[2] = {block_of(update, rect, 0, blocks, fp16), block_of(update, rect, 1, blocks, fp16)};
-        pack_rect(update, rect, block, e, c, &list->rect[list->count]);
+        pack_rect(update, blocks, rect, block, e, c, &list->rect[list->count]);
         const tchi_cuda_rect *p = &list->rect[list->count++];
         int64_t beyond = (p->rows & ((1 << p->log_height) - 1)) | (p->cols & ((1 << p->log_width) - 1));
         list->even &= beyond == 0 && p->wide == 0xFF && p->data[TCHI_CUDA_MASTER] == NULL;

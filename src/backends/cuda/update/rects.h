@@ -7,7 +7,7 @@
 #include <torchium/backend.h>
 
 /* Kernel parameters are limited to 32764 bytes; this many rectangles leave more than a kilobyte for the others. */
-#define TCHI_CUDA_MAX_RECTS 224
+#define TCHI_CUDA_MAX_RECTS 212
 
 /* Data slots of a rectangle. */
 typedef enum tchi_cuda_slot {
@@ -16,9 +16,9 @@ typedef enum tchi_cuda_slot {
     TCHI_CUDA_GRAD = 2,
     TCHI_CUDA_STATE_0 = 3,
     TCHI_CUDA_STATE_1 = 4,
-    TCHI_CUDA_STATE_2 = 5,
-    TCHI_CUDA_BLOCK_0 = 6, /* with encoded moments: the scales of state 0, */
-    TCHI_CUDA_BLOCK_1 = 7, /* and of state 1 */
+    TCHI_CUDA_STATE_2 = 5, /* with encoded moments: the scales of state 0, */
+    TCHI_CUDA_BLOCK_0 = 6,
+    TCHI_CUDA_BLOCK_1 = 7, /* and, without blocks, of state 1 */
     TCHI_CUDA_SLOTS = 8
 } tchi_cuda_slot;
 
@@ -27,7 +27,7 @@ typedef enum tchi_cuda_slot {
 typedef struct tchi_cuda_rect {
     void *data[TCHI_CUDA_SLOTS];
     const tch_clock *clock;
-    int64_t rows, cols, stride, block_ld, first;
+    int64_t rows, cols, stride, block_ld, first, skipped;
     int32_t across;
     int32_t parameter, block_index;
     uint8_t log_width, log_height; /* of a chunk */

@@ -1,7 +1,7 @@
 /* SOAP's Adam inside blocks. Memory-bound; chunks of transposed blocks pass through shared memory.
  *
  *     v = beta2 * v + (1 - beta2) * block[0] * block[0];
- *     block[1] *= sqrt(correction2) / correction1 / (sqrt(v) + eps); */
+ *     block[1] *= sqrt(correction2) / (sqrt(v) + eps); */
 #include "norms.cuh"
 
 template <typename real> struct rotated_numbers {
@@ -18,7 +18,7 @@ static __device__ rotated_numbers<real> rotated_numbers_of(const tchi_cuda_rects
     n.keep = (real)list.hyper->beta2;
     n.take = (real)(1.0 - list.hyper->beta2);
     n.eps = (real)list.hyper->eps;
-    n.step = (real)(sqrt(rect.clock->correction2) / rect.clock->correction1);
+    n.step = (real)sqrt(rect.clock->correction2);
     n.skip = tchi_cuda_skips(list);
     return n;
 }

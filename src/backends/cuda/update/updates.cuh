@@ -151,6 +151,14 @@ TCHI_CUDA_CHUNK_FN tchi_cuda_place tchi_cuda_chunk_place(const tchi_cuda_chunk_c
     return {view.base + i * view.ld + j, path == TCHI_CUDA_ANY ? count : 4};
 }
 
+/* The number of the first of these four elements, for random numbers. */
+TCHI_CUDA_CHUNK_FN uint64_t tchi_cuda_chunk_element(const tchi_cuda_chunk_ctx<real, path> &ctx,
+                                                    const tchi_cuda_place &place, int step)
+{
+    int64_t row = ctx.corner.row + (tchi_cuda_number(step) >> ctx.rect.log_width);
+    return (uint64_t)(ctx.rect.first + place.offset + row * ctx.rect.skipped);
+}
+
 TCHI_CUDA_CHUNK_FN tch_scalar tchi_cuda_chunk_type(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
 {
     const tch_scalar arithmetic = sizeof(real) == sizeof(double) ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
@@ -370,9 +378,9 @@ static __device__ inline uint32_t tchi_cuda_round_randomly(float value, uint32_t
 template <typename real>
 static __device__ inline void tchi_cuda_store_randomly(bool wide, void *data, const tchi_cuda_place &place,
                                                        const tchi_cuda_vec4<real> &four,
-                                                       const tchi_cuda_random_key &key, int64_t first)
+                                                       const tchi_cuda_random_key &key, uint64_t element)
 {
-    uint4 words = tchi_cuda_random_words(key, (uint64_t)(first + place.offset));
+    uint4 words = tchi_cuda_random_words(key, element);
     uint32_t bits[4] = {
         tchi_cuda_round_randomly((float)four.v[0], words.x), tchi_cuda_round_randomly((float)four.v[1], words.y),
         tchi_cuda_round_randomly((float)four.v[2], words.z), tchi_cuda_round_randomly((float)four.v[3], words.w)};
@@ -446,8 +454,9 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_put_randomly(const tchi_cuda_chunk_ctx<real, p
     tchi_cuda_random_key key = tchi_cuda_random_key_of(ctx.list, ctx.rect);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_store_randomly(tchi_cuda_chunk_wide(ctx, TCHI_CUDA_PARAM), ctx.rect.data[TCHI_CUDA_PARAM],
-                                 tchi_cuda_chunk_place(ctx, TCHI_CUDA_PARAM, s), p.at[s], key, ctx.rect.first);
+        tchi_cuda_place place = tchi_cuda_chunk_place(ctx, TCHI_CUDA_PARAM, s);
+        tchi_cuda_store_randomly(tchi_cuda_chunk_wide(ctx, TCHI_CUDA_PARAM), ctx.rect.data[TCHI_CUDA_PARAM], place,
+                                 p.at[s], key, tchi_cuda_chunk_element(ctx, place, s));
     }
 }
 
