@@ -1,4 +1,4 @@
-"""Draws lines over linear or logarithmic axes as an SVG, with the standard library only."""
+"""Draws lines over linear axes as an SVG, with the standard library only."""
 
 import math
 from xml.sax.saxutils import escape
@@ -24,23 +24,16 @@ def look(line, width):
 
 
 class Axis:
-    """Maps values between `low` and `high` to the page; with a `base` logarithmically, from whole powers of it."""
+    """Maps values between `low` and `high` to the page."""
 
-    def __init__(self, low, high, base=None):
-        self.base = base
-        if base:
-            low = math.floor(math.log(low, base) + 1e-9)
-            high = max(math.ceil(math.log(high, base) - 1e-9), low + 1)
+    def __init__(self, low, high):
         self.low, self.high = low, high
 
     def at(self, value, start, stop):
-        value = math.log(value, self.base) if self.base else value
         return start + (value - self.low) / (self.high - self.low) * (stop - start)
 
     def ticks(self):
-        """Powers of the base; or multiples of the first of 1, 2, 5, 10, ... with at most eight of them."""
-        if self.base:
-            return [float(self.base) ** k for k in range(self.low, self.high + 1)]
+        """Multiples of the first of 1, 2, 5, 10, ... with at most eight of them."""
         spread = self.high - self.low
         power = 10.0 ** math.floor(math.log10(spread / 8))
         step = next(d * power for d in (1, 2, 5, 10) if spread / (d * power) <= 8)
