@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
-from gloo_compare import numbers, our_muon, our_shampoo
 from timing import machine
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,19 +30,58 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 STEPS, TIMED, PATIENCE = 8, 10, 60.0  # PATIENCE: seconds after which a missing rank is an error
 TOLERANCE = {"cpu": 0.0, "cuda": 2.0**-7}
+PERIOD = 5  # steps between refreshes of Shampoo
+
+
+def shapes(width, layers):
+    """The matrices of a GPT's blocks."""
+    return layers * [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+
+
+def numbers(width, layers):
+    """Parameters, and gradients of rank 16 plus noise."""
+    generator = torch.Generator().manual_seed(0)
+    for m, n in shapes(width, layers):
+        low = torch.randn(m, 16, generator=generator) @ torch.randn(16, n, generator=generator)
+        noise = torch.randn(m, n, generator=generator)
+        yield 0.02 * torch.randn(m, n, generator=generator), 1e-2 * low + 1e-3 * noise
+
+
+def our_muon(parameters, mesh, **options):
+    from torchium.optim import Muon
+
+    shared = {} if mesh else {"process_group": dist.group.WORLD}
+    return Muon(parameters, lr=0.01, weight_decay=0.0, **shared, **options)
+
+
+def our_shampoo(parameters, mesh):
+    from torchium.optim import Shampoo
+
+    return Shampoo(
+        parameters,
+        lr=0.01,
+        betas=(0.9, 0.99),
+        grafting="adam",
+        exponent_override=0,
+        precondition_frequency=PERIOD,
+        max_preconditioner_dim=256,
+        **({} if mesh else {"process_group": dist.group.WORLD}),
+    )
+
+
 KINDS = {"Muon": our_muon, "Shampoo": our_shampoo}
 
 
 class Training(torch.nn.Module):
     """A model whose gradients are given, and its optimizer; alone without a group."""
 
-    def __init__(self, kind, mesh, args, alone=False):
+    def __init__(self, make, mesh, args, alone=False):
         super().__init__()
         self.mesh, self.device = mesh, device_of(args)
         made = list(numbers(args.width, args.layers))
         self.weights = torch.nn.ParameterList(torch.nn.Parameter(self.place(value)) for value, _ in made)
         self.gradients = [gradient for _, gradient in made]
-        self.optimizer = KINDS[kind](list(self.weights), mesh or alone)
+        self.optimizer = make(list(self.weights), mesh or alone)
 
     def place(self, value):
         value = value.to(self.device)
@@ -51,10 +89,13 @@ class Training(torch.nn.Module):
             value.clone() if self.mesh is None else distribute_tensor(value, self.mesh, [Shard(0)], src_data_rank=None)
         )
 
+    def set_gradients(self, step):
+        for weight, gradient in zip(self.weights, self.gradients, strict=True):
+            weight.grad = self.place(gradient.roll(step, 0))
+
     def steps(self, first, last):
         for step in range(first, last):
-            for weight, gradient in zip(self.weights, self.gradients, strict=True):
-                weight.grad = self.place(gradient.roll(step, 0))
+            self.set_gradients(step)
             self.optimizer.step()
 
     def whole(self):
@@ -75,7 +116,7 @@ def distance(found, expected, start):
 
 
 def check_equality(kind, mesh, args):
-    alone, shared = Training(kind, None, args, alone=True), Training(kind, mesh, args)
+    alone, shared = Training(KINDS[kind], None, args, alone=True), Training(KINDS[kind], mesh, args)
     start = alone.whole()
     alone.steps(0, STEPS)
     shared.steps(0, STEPS)
@@ -85,7 +126,7 @@ def check_equality(kind, mesh, args):
 
 def check_resumed(kind, mesh, args, folder):
     """Through torch.distributed.checkpoint, into a new model."""
-    first, again = Training(kind, mesh, args), Training(kind, mesh, args)
+    first, again = Training(KINDS[kind], mesh, args), Training(KINDS[kind], mesh, args)
     first.steps(0, STEPS // 2)
     model, state = get_state_dict(first, first.optimizer)
     dcp.save({"model": model, "optimizer": state}, checkpoint_id=f"{folder}/{kind}")
@@ -124,7 +165,7 @@ def measure_traffic(kind, mesh, args):
     """Bytes and milliseconds of a step: with collectives, without them, and of them alone."""
     from torchium.optim._shared.group import Group
 
-    training, calls, real = Training(kind, mesh, args), [], Group._call
+    training, calls, real = Training(KINDS[kind], mesh, args), [], Group._call
     training.steps(0, 6)  # both kinds of step, with and without a refresh
 
     def note(group, *call):
@@ -183,7 +224,7 @@ def lose_a_rank(rank, folder, args):
     from torchium.optim._shared.group import Group
 
     join(rank, folder, args)
-    training = Training("Muon", None, args)
+    training = Training(our_muon, None, args)
     training.steps(0, 3)
     dist.barrier()
     if rank == args.ranks - 1:
