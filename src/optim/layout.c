@@ -42,30 +42,40 @@ static tchi_block_batch describe(const tchi_block_method *blocks, const tch_opti
                           .order = param->dims.order,
                           .type = param->carried ? param->wire_out : param->type,
                           .real = param->real,
+                          .param_type = param->type,
                           .direction = direction,
                           .prepared = direction && (param->filters || tchi_adds_decay(config))};
     memcpy(c.size, size, (size_t)c.order * sizeof *size);
     return c;
 }
 
+static bool same_alone(const tchi_block_batch *a, const tchi_block_batch *b)
+{
+    return a->group == b->group && a->order == b->order && a->param_type == b->param_type && a->real == b->real &&
+           memcmp(a->size, b->size, sizeof a->size) == 0;
+}
+
 static bool same_block_batch(const tchi_block_batch *a, const tchi_block_batch *b)
 {
-    return a->group == b->group && a->order == b->order && a->type == b->type && a->real == b->real &&
-           a->direction == b->direction && a->prepared == b->prepared && memcmp(a->size, b->size, sizeof a->size) == 0;
+    return same_alone(a, b) && a->type == b->type && a->direction == b->direction && a->prepared == b->prepared;
 }
 
 static tch_status find_block_batch(tch_optimizer *o, const tchi_group *group, const tchi_block_batch *like,
                                    tchi_block_batch **found)
 {
-    for (int64_t i = group->first_block_batch; i < o->block_batches.count; i++) {
-        *found = tchi_block_batch_at(o, (int32_t)i);
+    int32_t count = (int32_t)o->block_batches.count;
+    int32_t alone = count;
+    for (int32_t i = group->first_block_batch; i < count; i++) {
+        *found = tchi_block_batch_at(o, i);
         if (same_block_batch(*found, like)) {
             return TCH_OK;
         }
+        alone = alone == count && same_alone(*found, like) ? i : alone;
     }
-    TCHI_TRY(tchi_list_reserve(&o->block_batches, o->block_batches.count + 1));
+    TCHI_TRY(tchi_list_reserve(&o->block_batches, count + 1));
     *found = tchi_list_extend(&o->block_batches);
     **found = *like;
+    (*found)->alone = alone;
     (*found)->elements = 1;
     for (int32_t k = 0; k < like->order; k++) {
         (*found)->elements *= like->size[k];
@@ -83,8 +93,11 @@ static tch_status add_block(tch_optimizer *o, const tchi_param *param, const int
     tchi_block_batch *batch;
     TCHI_TRY(find_block_batch(o, group, &like, &batch));
     *number = (int32_t)(batch - tchi_block_batch_at(o, 0));
+    int64_t *alone_all = &tchi_block_batch_at(o, batch->alone)->alone_all;
     block.global_index = batch->all;
+    block.alone_index = *alone_all;
     batch->all += place;
+    *alone_all += place;
     if (block.param >= 0) {
         if (place) {
             *tchi_block_at(o, batch->first + batch->count) = block;
@@ -180,10 +193,14 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
                                                     config->memory.root_dtype == TCH_STATE_BFLOAT16};
             TCHI_TRY(find_factor_batch(o, group, &like, &block_batch->factor_batch[k]));
             tchi_factor_batch *factor_batch = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
+            tchi_block_batch *first = tchi_block_batch_at(o, block_batch->alone);
             block_batch->position[k] = factor_batch->count;
-            block_batch->before[k] = factor_batch->all;
             factor_batch->count += block_batch->count;
-            factor_batch->all += block_batch->all;
+            if (first == block_batch) {
+                block_batch->before[k] = factor_batch->all;
+                factor_batch->all += block_batch->alone_all;
+            }
+            block_batch->before[k] = first->before[k];
         }
     }
     return TCH_OK;
@@ -192,7 +209,7 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
 /* The lists of a factor batch share one allocation, largest elements first; not NULL if they are empty. */
 static size_t list_bytes(const tchi_factor_batch *f)
 {
-    size_t each = sizeof *f->block + sizeof *f->global_index + sizeof *f->picked + sizeof *f->refreshed +
+    size_t each = sizeof *f->block + sizeof *f->alone_index + sizeof *f->picked + sizeof *f->refreshed +
                   sizeof *f->phase + sizeof *f->block_batch + sizeof *f->level + 6;
     return (size_t)(f->count > 0 ? f->count : 1) * each;
 }
@@ -200,8 +217,8 @@ static size_t list_bytes(const tchi_factor_batch *f)
 static tch_status take_factor_batch_lists(tchi_factor_batch *f)
 {
     TCHI_TRY(tchi_host_take(list_bytes(f), "a factor batch", &f->block));
-    f->global_index = f->block + f->count;
-    f->picked = f->global_index + f->count;
+    f->alone_index = f->block + f->count;
+    f->picked = f->alone_index + f->count;
     f->refreshed = f->picked + f->count;
     f->phase = (int32_t *)(f->refreshed + f->count);
     f->block_batch = f->phase + f->count;
@@ -232,8 +249,8 @@ static void note_owners(tch_optimizer *o, int32_t block_batch_index)
         for (int64_t b = 0; b < block_batch->count; b++) {
             factor_batch->block_batch[block_batch->position[k] + b] = block_batch_index;
             factor_batch->block[block_batch->position[k] + b] = b;
-            factor_batch->global_index[block_batch->position[k] + b] =
-                block_batch->before[k] + tchi_block_at(o, block_batch->first + b)->global_index;
+            factor_batch->alone_index[block_batch->position[k] + b] =
+                block_batch->before[k] + tchi_block_at(o, block_batch->first + b)->alone_index;
         }
     }
 }

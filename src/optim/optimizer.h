@@ -87,6 +87,7 @@ typedef struct tchi_block {
     int32_t transposed;
     int64_t start[TCHI_MOST_ORDER]; /* in the parameter's dims */
     int64_t global_index;           /* in all ranks' blocks of the block batch */
+    int64_t alone_index;            /* in the block batch that one process would have */
 } tchi_block;
 
 typedef struct tchi_block_batch {
@@ -95,8 +96,11 @@ typedef struct tchi_block_batch {
     int64_t size[TCHI_MOST_ORDER];
     int32_t factor_batch[TCHI_MOST_ORDER]; /* index of the factor batch of each dimension's factors, or -1 for none */
     int64_t position[TCHI_MOST_ORDER];     /* of the first block's factor in that batch */
-    int64_t before[TCHI_MOST_ORDER];       /* preceding factors of other block batches there, on all ranks */
+    int64_t before[TCHI_MOST_ORDER];       /* preceding factors of other block batches there, in one process */
     tch_scalar type, real;                 /* of parameters, and of the arithmetic */
+    tch_scalar param_type;                 /* of parameters in one process */
+    int32_t alone;                         /* the group's first block batch that one process would join with this one */
+    int64_t alone_all;                     /* in the first: blocks of all of these, on all ranks */
     int64_t count, first;                  /* its blocks in the optimizer's list */
     int64_t all;                           /* on all ranks */
     bool direction;                        /* its results are directions, applied elsewhere */
@@ -132,11 +136,11 @@ typedef struct tchi_factor_batch {
     uint8_t *unread;      /* what has not been read yet: see outcomes.c */
     int32_t *block_batch; /* its block batch, and its block in that batch */
     int64_t *block;
-    int64_t *global_index; /* in all ranks' factors */
-    int64_t *picked;       /* room for the indices of those that are refreshed together */
-    int64_t *refreshed;    /* the step of its latest refresh, from 1; 0 if none since creation or loading */
-    int32_t phases;        /* the interval `phase` was planned for, 0: not planned */
-    void *readback;        /* of flags and drift on a GPU; NULL until the first refresh */
+    int64_t *alone_index; /* among the factors of one process: refreshes do not depend on placements */
+    int64_t *picked;      /* room for the indices of those that are refreshed together */
+    int64_t *refreshed;   /* the step of its latest refresh, from 1; 0 if none since creation or loading */
+    int32_t phases;       /* the interval `phase` was planned for, 0: not planned */
+    void *readback;       /* of flags and drift on a GPU; NULL until the first refresh */
 } tchi_factor_batch;
 
 /* The hyperparameters of a group on the device. */

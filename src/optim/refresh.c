@@ -65,17 +65,18 @@ static void count_parts(const tchi_factor_batch *f, double share, double *load, 
     }
 }
 
-/* The factors of one part are contiguous, so that a refresh is one batched call. */
+/* The factors of one part are contiguous in one process, so that a refresh is one batched call. */
 static void spread(tchi_factor_batch *f, double share, double *load, int32_t parts)
 {
-    int64_t counts[MOST_PERIOD] = {0};
-    count_parts(f, share, load, parts, counts);
-    int64_t at = 0;
-    int64_t end = 0; /* over all ranks */
-    for (int32_t i = 0; i < parts; i++) {
-        end += counts[i];
-        while (at < f->count && f->global_index[at] < end) {
-            f->phase[at++] = i;
+    int64_t ends[MOST_PERIOD] = {0};
+    count_parts(f, share, load, parts, ends);
+    for (int32_t i = 1; i < parts; i++) {
+        ends[i] += ends[i - 1];
+    }
+    for (int64_t k = 0; k < f->count; k++) {
+        f->phase[k] = 0;
+        while (f->alone_index[k] >= ends[f->phase[k]]) {
+            f->phase[k]++;
         }
     }
 }

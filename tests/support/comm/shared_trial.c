@@ -6,7 +6,7 @@
 const placed_shape shared_model[SHARED_PARAMETERS] = {
     {.ndim = 2, .size = {24, 17}},
     {.ndim = 2, .size = {24, 17}},
-    {.ndim = 2, .size = {40, 9}},
+    {.ndim = 2, .size = {40, 100}},
     {.ndim = 1, .size = {31}},
     {.ndim = 4, .size = {10, 3, 3, 2}},
     {.ndim = 2, .size = {33, 6}, .elementwise = 1},
