@@ -52,8 +52,7 @@ typedef struct long_step {
 } long_step;
 
 /* Three steps that bring singular values in [0.001, 1] within 0.104 of 1, with a margin of 1.5 % of error between them:
- * for each form the smallest maximum distance from 1 that a search found, given the range after the previous step.
- * bench/plots/long_steps.py plots the results. */
+ * for each form the smallest maximum distance from 1 that a search found, given the range after the previous step. */
 static const long_step minimax[] = {
     {17, 1.0, 0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 0.0, 60242.94},
     {17, 2.00185, 0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 0.0, 30596.31},

@@ -237,22 +237,13 @@ static tch_status gather_run(soap_run *r)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
-    void *moment = r->first ? NULL : r->buffer[1];
-    tch_block_sides sides;
-    tch_scalar type;
-    const tch_gathering how = {
+    const tch_gathering rules = {
         .filter = r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
         .l2 = tchi_adds_decay(&r->group->config) && !r->run.block_batch->prepared,
-        .sides = tchi_run_sides(o, &r->run, r->buffer[0], moment, &sides) ? &sides : NULL,
-        .notes = {o->notes[0], o->notes[1]},
     };
-    tch_update update = tchi_update_run(o, &r->run, &r->work, r->buffer[0], moment);
-    update.moments = tchi_run_param(o, &r->run)->moments;
-    TCHI_TRY(o->context->backend->update->gather(o->context->state, &update, &how, &type));
-    r->notes = how.sides != NULL ? o->notes[0] : NULL;
-    r->gradient = (tch_blocks){tchi_work_matrices(&r->work, r->buffer[0], r->run.count), r->notes};
-    r->moment = (tch_blocks){tchi_work_matrices(&r->work, moment, r->run.count), how.sides ? o->notes[1] : NULL};
-    r->gradient.matrices.type = r->moment.matrices.type = type;
+    void *const buffers[2] = {r->buffer[0], r->first ? NULL : r->buffer[1]};
+    TCHI_TRY(tchi_run_gather(o, &r->run, &r->work, &rules, true, buffers, &r->gradient, &r->moment));
+    r->notes = r->gradient.notes != NULL ? o->notes[0] : NULL;
     return TCH_OK;
 }
 

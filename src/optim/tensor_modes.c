@@ -182,15 +182,17 @@ static bool has_both_sides(const tchi_block_batch *c)
     return c->order == 2 && c->size[0] > 1 && c->size[1] > 1 && c->factor_batch[0] >= 0 && c->factor_batch[1] >= 0;
 }
 
-bool tchi_run_sides(const tch_optimizer *optimizer, const tchi_run *run, void *first, void *second,
-                    tch_block_sides *sides)
+/* Whether the run's blocks are matrices with factors on both sides whose products may be rounded. */
+static bool sides_of(const tch_optimizer *optimizer, const tchi_run *run, void *const buffers[2],
+                     tch_block_sides *sides)
 {
     tchi_work work = tchi_work_of(run->block_batch, run->block_batch->real);
     if (!has_both_sides(run->block_batch) || !is_rounded(optimizer, run->block_batch)) {
         return false;
     }
-    *sides = (tch_block_sides){
-        .blocks = tchi_work_matrices(&work, NULL, run->count), .buffers = {first, second}, .room = optimizer->unpacked};
+    *sides = (tch_block_sides){.blocks = tchi_work_matrices(&work, NULL, run->count),
+                               .buffers = {buffers[0], buffers[1]},
+                               .room = optimizer->unpacked};
     for (int32_t k = 0; k < 2; k++) {
         sides->factors[k] = kept_of(optimizer, run, k, TCHI_FACTORS);
         sides->sides[k] = kept_of(optimizer, run, k, TCHI_ROOTS);
@@ -207,7 +209,7 @@ tch_status tchi_run_gather(tch_optimizer *optimizer, const tchi_run *run, const 
     tch_scalar type;
     tch_update update = tchi_update_run(optimizer, run, work, buffers[0], buffers[1]);
     update.moments = tchi_run_param(optimizer, run)->moments;
-    how.sides = products && tchi_run_sides(optimizer, run, buffers[0], buffers[1], &sides) ? &sides : NULL;
+    how.sides = products && sides_of(optimizer, run, buffers, &sides) ? &sides : NULL;
     for (int k = 0; k < 2; k++) {
         how.notes[k] = optimizer->notes[k];
     }

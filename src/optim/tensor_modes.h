@@ -37,11 +37,6 @@ tch_status tchi_matrices_begin(const tch_optimizer *optimizer, const tchi_factor
 
 /* --- along dimensions of blocks ---------------------------------------------------------------------------------- */
 
-/* Whether the run's blocks are matrices with factors on both sides whose products may be rounded; and `sides`, for
- * blocks in two work buffers, either of which may be NULL. */
-bool tchi_run_sides(const tch_optimizer *optimizer, const tchi_run *run, void *first, void *second,
-                    tch_block_sides *sides);
-
 /* Gathers a run's gradients, and F unless buffers[1] is NULL; then `filtered` is the gradient. With `products` only the
  * functions below read them, so the backend may choose their type. */
 tch_status tchi_run_gather(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work,
