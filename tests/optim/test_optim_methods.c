@@ -24,7 +24,7 @@
 #include "support/elements.h"
 #include "support/testing.h"
 
-#define STEPS 25
+#define STEPS 30
 #define EXACT 1e-11 /* Shampoo's, in float64 */
 
 #define SHAPES(list) (int32_t) TEST_COUNT(list), list

@@ -7,6 +7,7 @@
  * generator. */
 #include "support/elements.h"
 #include "support/files.h"
+#include "support/linalg/reference.h"
 #include "support/messages.h"
 #include "support/optim/optim_defaults.h"
 #include "support/optim/optim_trial.h"
@@ -653,14 +654,17 @@ static void check_rounded(const trial *narrow, const trial *exact, int32_t i, co
 }
 
 /* Both optimizers begin with the same state, converted without loss, and take one step, whose arithmetic is the same:
- * parameters are bitwise equal. */
+ * parameters are bitwise equal. On a GPU they are nearly so: matrices with other moments are other runs, and libraries
+ * choose algorithms by the number of blocks, which round to 11 bits. */
 static void check_matrix_step(trial *narrow, trial *exact, const char *path)
 {
     const char *name = average_name(narrow->configs[0].kind);
     double *was[MATRICES];
+    double *began[MATRICES];
     size_t mark = test_mark();
     trial_take_over(exact, narrow, path);
     for (int32_t i = 0; i < MATRICES; i++) {
+        began[i] = test_tensor_read(exact->parameters[i].memory);
         size_t bytes = (size_t)narrow->parameters[i].memory->count * sizeof(double);
         was[i] = moment_of(narrow, i, name, 0);
         CHECK(memcmp(was[i], moment_of(exact, i, name, 0), bytes) == 0, "the conversion has lost something");
@@ -670,8 +674,12 @@ static void check_matrix_step(trial *narrow, trial *exact, const char *path)
     CHECK_OK(trial_step_library(narrow));
     CHECK_OK(trial_step_library(exact));
     narrow->steps = (int64_t)*trial_read(narrow, state_of(narrow, 0, "step"));
-    trial_check_same_parameters(narrow, exact);
     for (int32_t i = 0; i < MATRICES; i++) {
+        int64_t count = narrow->parameters[i].memory->count;
+        double *x = test_tensor_read(narrow->parameters[i].memory);
+        double *y = test_tensor_read(exact->parameters[i].memory);
+        double most = test_on_cpu() ? 0.0 : 0x1p-6 * ref_distance(count, y, began[i]);
+        CHECK(ref_distance(count, x, y) <= most, "parameter %d went another way", i);
         check_rounded(narrow, exact, i, was[i]);
     }
     test_release_since(mark);
