@@ -47,26 +47,21 @@ def numbers(width, layers):
         yield 0.02 * torch.randn(m, n, generator=generator), 1e-2 * low + 1e-3 * noise
 
 
-def our_muon(parameters, mesh, **options):
+def our_muon(parameters, mesh):
     from torchium.optim import Muon
 
-    shared = {} if mesh else {"process_group": dist.group.WORLD}
-    return Muon(parameters, lr=0.01, weight_decay=0.0, **shared, **options)
+    return Muon(parameters, lr=0.01, weight_decay=0.0, **group_of(mesh))
 
 
 def our_shampoo(parameters, mesh):
     from torchium.optim import Shampoo
 
-    return Shampoo(
-        parameters,
-        lr=0.01,
-        betas=(0.9, 0.99),
-        grafting="adam",
-        exponent_override=0,
-        precondition_frequency=PERIOD,
-        max_preconditioner_dim=256,
-        **({} if mesh else {"process_group": dist.group.WORLD}),
-    )
+    paper = {"betas": (0.9, 0.99), "grafting": "adam", "exponent_override": 0, "max_preconditioner_dim": 256}
+    return Shampoo(parameters, lr=0.01, precondition_frequency=PERIOD, **paper, **group_of(mesh))
+
+
+def group_of(mesh):
+    return {} if mesh else {"process_group": dist.group.WORLD}
 
 
 KINDS = {"Muon": our_muon, "Shampoo": our_shampoo}
