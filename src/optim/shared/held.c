@@ -146,7 +146,7 @@ const tchi_stretch *tchi_stretches_of(const tch_optimizer *optimizer, const tchi
 
 static tch_status note_param(tch_optimizer *o, const tchi_param *param, const tch_placement *p)
 {
-    bool stretches;
+    bool stretches = false;
     tchi_shared_param noted = {
         .ndim = param->ndim, .first_held = o->shared->held.count, .first_stretch = o->shared->stretches.count};
     TCHI_TRY(prepare_stretches(o, param, p, &stretches));
